@@ -17,7 +17,8 @@ from absl import logging
 
 from thinwire.data.loading import load_dataset
 from thinwire.models.fitting import check_examples
-from thinwire.models.flat_model import FlatVariables, SharedModel
+from thinwire.models.flat_model import SharedModel
+from thinwire.models.flat_variables import FlatVariables
 from thinwire.ops.types import ModelSpec
 from thinwire.proto import messages
 from thinwire.proto import thinwire_pb2 as pb

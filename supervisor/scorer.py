@@ -6,7 +6,8 @@ import os
 import pathlib
 from typing import TYPE_CHECKING, Any
 
-from thinwire.models.flat_model import FlatVariables, SharedModel
+from thinwire.models.flat_model import SharedModel
+from thinwire.models.flat_variables import FlatVariables
 from thinwire.models.loss import ensure_compiled_loss
 from thinwire.runtime.run.files import naming
 from thinwire.runtime.run.settings import Run

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from thinwire.models.flat_model import FlatVariables
+from thinwire.models.flat_variables import FlatVariables
 from thinwire.ops.codecs.base import NonFiniteUpdate
 from thinwire.ops.optimizers.base import LocalStep
 from thinwire.ops.sharding.w_global import model_spec

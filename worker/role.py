@@ -12,7 +12,8 @@ from absl import logging
 
 from thinwire.data.loading import TrainingShard, load_shard
 from thinwire.models.fitting import check_examples
-from thinwire.models.flat_model import FlatVariables, SharedModel, has_gpu
+from thinwire.models.flat_model import SharedModel, has_gpu
+from thinwire.models.flat_variables import FlatVariables
 from thinwire.ops.methods.validation import refuse_script_steps
 from thinwire.ops.types import ConfigurationError, State
 from thinwire.proto.grpc import Unreachable

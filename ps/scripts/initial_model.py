@@ -70,7 +70,8 @@ def model_of_flags(
             missing GPU.
     """
     from thinwire.data.loading import num_train
-    from thinwire.models.flat_model import FlatVariables, SharedModel, has_gpu
+    from thinwire.models.flat_model import SharedModel, has_gpu
+    from thinwire.models.flat_variables import FlatVariables
 
     has_gpu(run)  # the call raises ConfigurationError if --device names a missing GPU
     shared = shared or SharedModel(run.model, run.seed)

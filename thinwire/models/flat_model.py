@@ -1,4 +1,4 @@
-"""Reads and assigns a model's shared variables as one flat vector, equal on every node.
+"""A model's shared variables and moving statistics, with a signature equal on every node.
 
 `SharedModel` holds a Keras model and the signature of its shared variables (W_global).
 `moving_statistics` returns the moving means and variances of a model's BatchNormalization layers,
@@ -7,15 +7,12 @@ which are not in W_global.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from thinwire.models.registry import build_network, build_user_model, load_user_model
-from thinwire.models.tasks import CLASSIFICATION, TASKS
 from thinwire.ops.sharding import w_global
 from thinwire.ops.types import ConfigurationError, ModelSpec
 from thinwire.runtime.run.settings import ModelChoice, Run
@@ -41,83 +38,6 @@ def moving_statistics(model: keras.Model) -> list[keras.Variable]:
         model: Built Keras model.
     """
     return [v for v in model.non_trainable_variables if v.name in _NAMES]
-
-
-#: Number of calls that `FlatVariables` runs before it compiles its functions. Compiling takes
-#: seconds for a thousand variables, which does not pay for the few calls at a worker's start.
-_CALLS_AS_THEY_ARE = 8
-
-
-class FlatVariables:
-    """View of a list of TensorFlow or Keras variables (may be empty) as one float32 vector.
-
-    Attributes:
-        size: Number of float32 values in the flat vector of all variables.
-    """
-
-    def __init__(self, variables: Sequence[Any]) -> None:
-        """Prepare functions that read and assign `variables`; their first calls run uncompiled."""
-        import tensorflow as tf
-
-        self._variables = list(variables)
-        self._sizes = [int(np.prod(variable.shape)) for variable in self._variables]
-        self.size = sum(self._sizes)
-        self._num_calls = 0
-        # The functions are compiled so that reading or assigning all variables is one call. One
-        # call per variable would take longer than a small model's training step. Each function is a
-        # new partial object, because TensorFlow counts retracing per code object, and plain methods
-        # of several instances would share one count and cause a false warning.
-        self._joined = tf.function(functools.partial(self._join), autograph=False)
-        self._split = tf.function(functools.partial(self._assign_split), autograph=False)
-
-    @property
-    def _is_worth_compiling(self) -> bool:
-        """True if `read` and `assign` were called so often that compiling them saves time."""
-        self._num_calls += 1
-        return self._num_calls > _CALLS_AS_THEY_ARE
-
-    def read(self) -> Float32:
-        """Return a copy of all variables' values as one vector, [size] float32."""
-        if not self.size:
-            return np.empty(0, np.float32)
-        return np.array(self._joined() if self._is_worth_compiling else self._join())
-
-    def assign(self, flat: Float32) -> None:
-        """Overwrite the variables with the values of `flat`, an array or tensor [size] float32."""
-        if self.size:
-            (self._split if self._is_worth_compiling else self._assign_split)(flat)
-
-    def joined(self) -> Any:
-        """Return the variables' values as a tensor [size] float32, for use inside a tf.function."""
-        import tensorflow as tf
-
-        return self._join() if self.size else tf.zeros([0])
-
-    def _join(self) -> Any:
-        import tensorflow as tf
-
-        parts = [tf.cast(variable.value, tf.float32) for variable in self._variables]
-        return tf.concat([tf.reshape(part, [-1]) for part in parts], 0)
-
-    def _assign_split(self, flat: Any) -> None:
-        for variable, values in self.parts(flat):
-            # `variable.assign` is avoided, because Thinwire patches it to record assignments of
-            # scripts.
-            variable.value.assign(values)
-
-    def parts(self, flat: Any) -> list[tuple[Any, Any]]:
-        """Return pairs (variable, the variable's values in `flat`), for use inside a tf.function.
-
-        Args:
-            flat: Values of all variables as one vector, [size] float32.
-        """
-        import tensorflow as tf
-
-        parts = tf.split(flat, self._sizes) if self.size else []
-        return [
-            (variable, tf.cast(tf.reshape(part, variable.shape), variable.dtype))
-            for variable, part in zip(self._variables, parts, strict=True)
-        ]
 
 
 def has_gpu(run: Run) -> bool:
@@ -146,6 +66,10 @@ class SharedModel:
             ConfigurationError: The model cannot be built, or has no variables that workers could
                 share.
         """
+        # The networks are TensorFlow's; a script's own model needs no TensorFlow.
+        from thinwire.models.registry import build_network, build_user_model, load_user_model
+        from thinwire.models.tasks import TASKS
+
         user_module: ModuleType | None = None
         if choice.path is not None:
             user_module = load_user_model(choice.path)
@@ -175,7 +99,6 @@ class SharedModel:
                 model.
         """
         shared = cls.__new__(cls)
-        shared.task = TASKS[CLASSIFICATION]
         shared._share(model, None, is_offered, stepped)
         return shared
 

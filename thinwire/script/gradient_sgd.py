@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from absl import logging
 
-from thinwire.models.flat_model import FlatVariables, SharedModel
+from thinwire.models.flat_model import SharedModel
+from thinwire.models.flat_variables import FlatVariables
 from thinwire.ops.methods.validation import refuse_local_epochs, refuse_script_steps
 from thinwire.ops.types import ConfigurationError
 from thinwire.script.session import LeavesOnExit, Session

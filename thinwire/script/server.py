@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from thinwire.models.flat_model import FlatVariables, SharedModel
+from thinwire.models.flat_model import SharedModel
+from thinwire.models.flat_variables import FlatVariables
 from thinwire.ops.sharding.split import shard_positions
 from thinwire.ops.types import ConfigurationError
 from thinwire.proto.grpc.common import host_and_port

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from absl import logging
 
-from thinwire.models.flat_model import FlatVariables, SharedModel
+from thinwire.models.flat_model import SharedModel
+from thinwire.models.flat_variables import FlatVariables
 from thinwire.ops.codecs.base import Codec
 from thinwire.ops.codecs.error_feedback import wrappers_of
 from thinwire.ops.codecs.wrappers import WarmUp

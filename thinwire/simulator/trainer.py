@@ -8,7 +8,8 @@ import keras
 import tensorflow as tf
 
 from thinwire.data.loading import TrainingShard
-from thinwire.models.flat_model import FlatVariables, SharedModel
+from thinwire.models.flat_model import SharedModel
+from thinwire.models.flat_variables import FlatVariables
 from thinwire.ops.types import State
 from thinwire.simulator.messages import Step
 from thinwire.worker.train_step import TrainStep, as_tensor, clip, decay

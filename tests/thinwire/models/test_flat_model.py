@@ -3,7 +3,8 @@
 import keras
 import numpy as np
 
-from thinwire.models.flat_model import FlatVariables, SharedModel, moving_statistics
+from thinwire.models.flat_model import SharedModel, moving_statistics
+from thinwire.models.flat_variables import FlatVariables
 from thinwire.models.registry import build_network
 from thinwire.ops.sharding.split import shard_positions
 from thinwire.ops.sharding.w_global import shared_variables

@@ -13,6 +13,7 @@ from thinwire.ops.optimizers.server import keras_optimizer
 from thinwire.ops.sharding.w_global import W_global
 from thinwire.ops.types import ConfigurationError
 from thinwire.ops.weighting.dc_asgd import DcAsgd
+from thinwire.script.backends.present import backend
 from thinwire.script.data.place import WorkerPlace
 from thinwire.script.gradient_sgd import differing_settings
 
@@ -42,13 +43,10 @@ def check_exchanges(model: Any) -> None:
     """Reject a Keras model that cannot be trained in a distributed run.
 
     Raises:
-        ConfigurationError: Keras uses a backend other than TensorFlow, or a strategy of
-            tf.distribute created the model's variables.
+        ConfigurationError: Keras uses a backend on which Thinwire does not train, a strategy of
+            tf.distribute created the model's variables, or the model is on several devices.
     """
-    if keras.backend.backend() != "tensorflow":
-        raise ConfigurationError(
-            f"Keras has backend {keras.backend.backend()}; expected KERAS_BACKEND=tensorflow."
-        )
+    backend().check_model(model)
     strategy = getattr(model, "_distribute_strategy", None)
     if strategy is not None:
         raise ConfigurationError(

@@ -12,14 +12,10 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-import tensorflow as tf
-
 from thinwire.ops.types import ConfigurationError
+from thinwire.script.backends.present import backend
 from thinwire.script.data.place import WorkerPlace
 
-#: Errors of TensorFlow for data: tf.data reports an error of a Python function as UnknownError, and
-#: as InternalError if a nested dataset calls the function.
-_OF_DATA = (tf.errors.InvalidArgumentError, tf.errors.UnknownError, tf.errors.InternalError)
 #: Words in an error's text which suggest that the model requires a certain number of rows.
 _OF_ROWS = re.compile(r"shape|rank|dimension|size|batch", re.IGNORECASE)
 #: Matches the text of a ConfigurationError of Thinwire that was raised while TensorFlow was reading
@@ -53,7 +49,7 @@ def refusing_unfit(model: Any) -> Iterator[None]:
     """
     try:
         yield
-    except (ValueError, *_OF_DATA) as error:
+    except (ValueError, *backend().data_errors) as error:
         mismatch = _mismatch(str(error), model)
         if mismatch is None:
             raise
@@ -104,7 +100,7 @@ def explain_batch(error: BaseException, place: WorkerPlace | None, batch_size: i
             if the script divides its data itself.
         batch_size: Batch size that the script passes to `fit`, in rows; None if unknown.
     """
-    is_foreign = isinstance(error, ValueError | tf.errors.InvalidArgumentError)
+    is_foreign = isinstance(error, (ValueError, *backend().data_errors[:1]))
     if not (is_foreign and _OF_ROWS.search(str(error))) or place is None or not place.divides_batch:
         return
     error.add_note(

@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import os
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -15,9 +15,9 @@ from thinwire.launcher.error_reasons import exit_with_reason
 from thinwire.ops.optimizers.described import describe
 from thinwire.ops.types import ConfigurationError
 from thinwire.runtime.run.script_settings import LaunchedScript, read_settings_file
+from thinwire.script.backends.present import backend
 from thinwire.script.identity import note_settings
 from thinwire.script.keras import central
-from thinwire.script.keras.checkpoints import write_checkpoints_once
 from thinwire.script.keras.checks import check_exchanges, check_model
 from thinwire.script.keras.evaluate import evaluate_fit, skip_steps
 from thinwire.script.keras.files import save_once
@@ -146,7 +146,7 @@ def _distribute_model(model: Any, call: _Call) -> None:
             measure_fit(model, pathlib.Path(launched.measured_to))
         elif launched.evaluates:
             evaluate_fit(model, call.read().run)
-            write_checkpoints_once(lambda: False)
+            _write_checkpoints_once(lambda: False)
         return
     compiled = getattr(model, "optimizer", None)
     # A custom train_step may never use the compiled optimizer, so only the optimizer of a standard
@@ -235,8 +235,16 @@ def _new_session(model: keras.Model, call: _Call) -> ModelSession:
     session = ModelSession(model, chosen, call.args, call.settings, call.num_train)
     RECORD.sessions.append(session)
     note_settings(chosen)
-    write_checkpoints_once(lambda: session.writes_files)
+    _write_checkpoints_once(lambda: session.writes_files)
     return session
+
+
+def _write_checkpoints_once(writes: Callable[[], bool]) -> None:
+    """Let only one worker write TensorFlow's own checkpoints, if TensorFlow is Keras' backend."""
+    if backend().name == "tensorflow":
+        from thinwire.script.keras.checkpoints import write_checkpoints_once
+
+        write_checkpoints_once(writes)
 
 
 def _attach(session: ModelSession, model: Any) -> None:

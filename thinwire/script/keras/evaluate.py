@@ -22,19 +22,19 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import keras
 from absl import logging
-from keras.src.backend.tensorflow.trainer import TFEpochIterator
 from keras.src.trainers.data_adapters.data_adapter_utils import unpack_x_y_sample_weight
 
 from thinwire.proto import thinwire_pb2 as pb
 from thinwire.proto.evaluations import decode_metrics, encode_metrics
 from thinwire.proto.grpc.session import RequestRejected
 from thinwire.runtime.run.settings import END_REASONS, EXIT_DONE
+from thinwire.script.backends.present import backend
 from thinwire.script.data.arrays import are_arrays, cut_off_validation
 from thinwire.script.data.place import WorkerPlace
 from thinwire.script.data.ray_data import is_ray_dataset, share_ray_dataset
 from thinwire.script.keras.data_errors import refusing_unfit
 from thinwire.script.keras.files import listed, save_once
-from thinwire.script.keras.plan import is_built, try_in_graph
+from thinwire.script.keras.plan import is_built
 from thinwire.script.keras.reports import EvaluatedWeights, fill_history
 from thinwire.supervisor.evaluation_requests import EvaluationRequests
 from thinwire.worker.temporary import remove_temporary
@@ -126,13 +126,7 @@ class ValidationSet:
         self.is_repeatable = steps is None and not isinstance(x, types.GeneratorType)
         # One iterator serves all evaluations, as Keras' fit has one validation iterator for all
         # epochs.
-        self._iterator = TFEpochIterator(
-            **data,
-            steps_per_epoch=steps,
-            shuffle=False,
-            distribute_strategy=model.distribute_strategy,
-            steps_per_execution=model.steps_per_execution,
-        )
+        self._iterator = backend().evaluation_iterator(model, data, steps)
 
     def evaluate(self) -> list[pb.Metric]:
         """Return the metrics of the model's current weights on the validation data."""
@@ -389,7 +383,7 @@ class FitEvaluator:
 
 
 def _build(model: Any, arguments: dict[str, Any]) -> None:
-    """Build an unbuilt model by tracing its train_step with the shapes of the training data.
+    """Build an unbuilt model with the shapes of the training data.
 
     Args:
         model: Keras model that the script trains.
@@ -398,10 +392,4 @@ def _build(model: Any, arguments: dict[str, Any]) -> None:
     if is_built(model):
         return
     names = ("x", "y", "sample_weight", "batch_size", "steps_per_epoch", "class_weight")
-    iterator = TFEpochIterator(
-        **{name: arguments.get(name) for name in names},
-        shuffle=False,
-        distribute_strategy=model.distribute_strategy,
-        steps_per_execution=1,
-    )
-    try_in_graph(model.train_step, iterator._distributed_dataset.element_spec)
+    backend().build_for_fit(model, model.train_step, {name: arguments.get(name) for name in names})

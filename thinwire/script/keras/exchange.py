@@ -1,7 +1,7 @@
 """Pushes the gradients or weights of a step to the servers, and pulls the new weights.
 
-TensorFlow calls the exchange with the servers from the graph of a step, in a thread of TensorFlow,
-where an exception would be lost. So an error of the exchange with the servers is stored and raised
+TensorFlow and JAX call the exchange from the compiled code of a step, where an exception would be
+lost. So an error of the exchange with the servers is stored and raised
 again in the script's thread.
 """
 
@@ -116,6 +116,8 @@ class StepExchange:
         member = self._member
         session, is_offered = member.joined, member.is_offered
         self.num_calls += 1
+        if step.is_stale:
+            step.is_stale, values = False, _without_update(session, values)
         try:
             change = self._phases.join_loop()
         except Exception as error:
@@ -300,3 +302,11 @@ class StepExchange:
         if factor != self._rate_factor:
             check_rate_change(rate, session.settings.run.method)
         self._rate_factor = factor
+
+
+def _without_update(session: Session, values: StepValues) -> StepValues:
+    """Return the values of a step whose gradient is of weights that joining has replaced."""
+    weights = session.weights.copy()
+    pushed = weights if session.takes_weights else np.zeros_like(weights)
+    held = weights if values.held.size else values.held
+    return values._replace(pushed=pushed, held=held, rows=np.int64(0))

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import keras
 from absl import logging
 
+from thinwire.script.backends.present import backend
 from thinwire.script.keras.data_errors import refusing_unfit
 from thinwire.script.keras.files import listed, writing_once
 from thinwire.script.keras.fit_lifecycle import FitLifecycle
@@ -40,7 +41,7 @@ def surround_fit(model: keras.Model, session: ModelSession) -> None:
         model: Keras model that the script trains.
         session: Session of the model with the servers (``model.thinwire``).
     """
-    alone, evaluate_alone, train_step = model.fit, model.evaluate, model.train_step
+    alone, evaluate_alone = model.fit, model.evaluate
     signature = _signature(alone)
 
     @functools.wraps(alone)
@@ -84,7 +85,6 @@ def surround_fit(model: keras.Model, session: ModelSession) -> None:
 
     results = model._get_metrics_result_or_logs
     originals = {
-        "train_step": train_step,
         "evaluate": evaluate_alone,
         "_get_metrics_result_or_logs": results,
     }
@@ -97,10 +97,6 @@ def surround_fit(model: keras.Model, session: ModelSession) -> None:
             return present
         return session.fits.metrics.complete(present, are_results=present is not logs)
 
-    @functools.wraps(train_step)
-    def step(data: Any) -> Any:
-        return session.train_step(data)
-
     trains_on_batch = model.train_on_batch
 
     @functools.wraps(trains_on_batch)
@@ -108,7 +104,8 @@ def surround_fit(model: keras.Model, session: ModelSession) -> None:
         with session.loop.on_batch():
             return trains_on_batch(*args, **keywords)
 
-    model.fit, model.evaluate, model.train_step = fit, evaluate, step
+    model.fit, model.evaluate = fit, evaluate
+    originals |= backend().surround_steps(model, session)
     model.train_on_batch, model._get_metrics_result_or_logs = train_on_batch, results_of_all
     # a train_function from an earlier `fit` would bypass the patched train_step
     model.train_function = None

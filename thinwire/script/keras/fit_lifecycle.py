@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import enum
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -50,6 +51,7 @@ class FitLifecycle(keras.callbacks.Callback):
         shares_itself: True if the script has divided its data with `model.thinwire.shard`, so that
             `fit` must not divide the data.
         metrics: Object that merges the training metrics over the workers.
+        number: Number of the model's calls of `fit` that have begun.
 
     Args:
         member: Membership of the model in a run.
@@ -69,6 +71,9 @@ class FitLifecycle(keras.callbacks.Callback):
     ) -> None:
         super().__init__()
         self.shares_itself, self.metrics = False, TrainMetrics(member)
+        self.number = 0
+        # error that the script was handling when it called `fit`; usually None
+        self._handled: BaseException | None = None
         self._member, self._phases, self._exchange = member, phases, exchange
         self._evaluations, self._row_sums = evaluations, row_sums
         self._part = _EpochPart.AFTER_STEPS
@@ -93,6 +98,7 @@ class FitLifecycle(keras.callbacks.Callback):
                 support the optimizer.
         """
         member = self._member
+        self.number, self._handled = self.number + 1, sys.exception()
         place = self._place(count_fit(member, arguments.get("x")))
         if place is not None:
             check_states(member.model, place)
@@ -277,6 +283,13 @@ class FitLifecycle(keras.callbacks.Callback):
             member.ends_after = answer.epochs
         if member.ends_after is not None:
             model.stop_training = member.epoch + 1 >= member.ends_after
+
+    def ends_fit(self) -> bool:
+        """Leave the run at the call by which Keras ends a `fit`; see `leave`.
+
+        On JAX, Keras makes this call after an error, too, whose ending `running` handles.
+        """
+        return sys.exception() is self._handled and self.leave()
 
     def leave(self) -> bool:
         """Leave the run after the last step of `fit`, and load the run's weights into the model.

@@ -60,6 +60,11 @@ class KeptState:
         has_folder = settings.is_launched or "run_dir" in settings.given
         return cls(settings) if is_local and has_folder else None
 
+    def is_due(self, session: Session, at_end: bool = False) -> bool:
+        """Return True if a checkpoint is due; see `save`."""
+        has_waited = time.monotonic() - self._saved_at >= self._interval_seconds
+        return (at_end or has_waited) and session.part.core.step != self._saved_step
+
     def save(self, session: Session, optimizers: Sequence[Any], at_end: bool = False) -> None:
         """Write a checkpoint of the optimizers if one is due; log a disk error without raising it.
 
@@ -70,11 +75,10 @@ class KeptState:
             at_end: True at the end of a `fit`. A checkpoint is then due if the optimizers have
                 taken a step since the last checkpoint.
         """
-        core, now = session.part.core, time.monotonic()
-        is_due = at_end or now - self._saved_at >= self._interval_seconds
-        if not is_due or core.step == self._saved_step:
+        core = session.part.core
+        if not self.is_due(session, at_end):
             return
-        self._saved_at, self._saved_step = now, core.step
+        self._saved_at, self._saved_step = time.monotonic(), core.step
         state = {
             "run_id": session.part.run_id,
             "phase": session.phase,

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import keras
-import tensorflow as tf
 from absl import logging
 
 from thinwire.ops.types import ConfigurationError
+from thinwire.script.backends.present import backend
 from thinwire.script.keras.checks import check_model
 from thinwire.script.keras.plan import Pairs, PlannedStep, StepPlan, distinct, named
 
@@ -215,7 +215,7 @@ def _fresh(
 ) -> Callable[..., Any]:
     @functools.wraps(alone)
     def look(*args: Any, **keywords: Any) -> Any:
-        if tf.executing_eagerly():
+        if not backend().is_traced():
             refresh(with_slots)
         return alone(*args, **keywords)
 

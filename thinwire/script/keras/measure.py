@@ -17,12 +17,14 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import keras
 import numpy as np
-import tensorflow as tf
+from keras import ops
 
-from thinwire.models.flat_model import FlatVariables, SharedModel
+from thinwire.models.flat_model import SharedModel
+from thinwire.models.flat_variables import FlatVariables
 from thinwire.models.measured import MeasuredModel
 from thinwire.ops.sharding.w_global import shared_variables
 from thinwire.ops.types import ConfigurationError
+from thinwire.script.backends.present import backend
 from thinwire.script.data.rows import count_rows
 from thinwire.script.keras.step import flat_gradient, inner
 
@@ -32,8 +34,7 @@ if TYPE_CHECKING:
 #: Limits of the gradients that a measurement stores: at most eight gradients, and at most 2 GiB of
 #: memory for a large model.
 _MOST_GRADIENTS, _MOST_GRADIENT_BYTES = 8, 1 << 31
-#: Number of first steps that are not timed, because TensorFlow compiles the graph during these
-#: steps.
+#: Number of first steps that are not timed, because the step is compiled during these steps.
 _WARM_STEPS = 2
 #: A measurement ends after `_STEPS` steps, or after `_MOST_SECONDS` seconds if at least
 #: `_LEAST_STEPS` steps were taken.
@@ -77,18 +78,20 @@ class _Measurement(keras.callbacks.Callback):
     def __init__(self, model: Any) -> None:
         super().__init__()
         self.set_model(model)
-        self._optimizer = model.optimizer
+        # On JAX, a LossScaleOptimizer calls only `apply` of the optimizer inside it.
+        scaled = model.optimizer
+        self._optimizer = inner(scaled) if backend().is_stateless else scaled
         self._gradients: list[Float32] = []
         self._times: list[float] = []
         self._num_rows: list[int] = []
         self._embedding_share = 0.0
         self._rows: Any = None  # number of rows of the mini-batch in the step that is traced
         self._was_applied = False  # True once the step that is traced has called the optimizer
-        self._apply_alone, train_step = model.optimizer.apply, model.train_step
+        self._apply_alone, train_step = self._optimizer.apply, model.train_step
 
-        def step(data: Any) -> Any:
-            self._rows, self._was_applied = count_rows(data), False
-            logs = train_step(data)
+        def step(*state_and_data: Any) -> Any:
+            self._rows, self._was_applied = count_rows(state_and_data[-1]), False
+            logs = train_step(*state_and_data)
             if not self._was_applied:
                 raise ConfigurationError(
                     f"the train_step of {model.name!r} does not step with the optimizer that the "
@@ -98,8 +101,9 @@ class _Measurement(keras.callbacks.Callback):
                 )
             return logs
 
-        model.optimizer.apply, model.train_step = self._apply, step
-        model.jit_compile = False  # XLA cannot compile the numpy_function that records a step
+        self._optimizer.apply, model.train_step = self._apply, step
+        # a graph of TensorFlow for XLA, and compiled code of torch, cannot record a step
+        model.jit_compile = model.jit_compile and backend().is_stateless
         model.train_function = None
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
@@ -117,23 +121,27 @@ class _Measurement(keras.callbacks.Callback):
         gradient_of = {id(v): gradient for gradient, v in zip(grads, variables, strict=True)}
         shared = shared_variables(self.model)
         sizes = [int(np.prod(variable.shape)) for variable in shared]
-        rows = [isinstance(gradient_of.get(id(variable)), tf.IndexedSlices) for variable in shared]
+        rows = [
+            backend().rows_of_gradient(gradient_of.get(id(variable))) is not None
+            for variable in shared
+        ]
         self._embedding_share = sum(np.multiply(sizes, rows)) / max(1, sum(sizes))
-        flat = tf.concat(
+        flat = ops.concatenate(
             [flat_gradient(gradient_of.get(id(variable)), variable) for variable in shared], 0
         )
         scale = getattr(self._optimizer, "dynamic_scale", None)
         if scale is not None:
-            flat = flat / tf.cast(scale.value, tf.float32)
-        tf.numpy_function(self._record, [flat, tf.cast(self._rows, tf.int64)], [])
+            flat = flat / ops.cast(scale.value, "float32")
+        backend().call_host(self._record, [flat, ops.cast(self._rows, "int64")], [])
         return self._apply_alone(grads, trainable_variables)
 
-    def _record(self, gradient: Float32, rows: np.int64) -> None:
+    def _record(self, gradient: Float32, rows: np.int64) -> tuple[()]:
         self._times.append(time.perf_counter())
         self._num_rows.append(int(rows))
         most = max(1, min(_MOST_GRADIENTS, _MOST_GRADIENT_BYTES // max(1, gradient.nbytes)))
         if len(self._gradients) < most and np.isfinite(gradient).all():
             self._gradients.append(gradient.copy())
+        return ()
 
     def measured(self) -> MeasuredModel:
         """Return the recorded steps as a JSON document that `thinwire advise` reads."""

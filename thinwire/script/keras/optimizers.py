@@ -14,6 +14,7 @@ from thinwire.ops.methods.validation import refuse_script_steps
 from thinwire.ops.policy import describe
 from thinwire.ops.sharding.w_global import W_global
 from thinwire.ops.types import ConfigurationError
+from thinwire.script.backends.present import backend
 from thinwire.script.gradient_sgd import RATE_TOLERANCE, warn_of_other_rate
 from thinwire.script.keras.checks import (
     check_optimizer,
@@ -103,9 +104,10 @@ class ScriptOptimizers:
         optimizer = getattr(member.model, "optimizer", None)
         if optimizer is None:
             return
-        if member.model.jit_compile:
-            logging.warning("jit_compile is switched off: XLA cannot compile an exchange")
-        member.model.jit_compile = False
+        if not backend().is_stateless:
+            if member.model.jit_compile:
+                logging.warning("jit_compile is switched off: XLA cannot compile an exchange")
+            member.model.jit_compile = False
         if step is not None and step.optimizer is optimizer:
             return
         if not member.is_offered:  # flags define the server's model, so `take` is never called

@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 
-import tensorflow as tf
 from absl import logging
 
 from thinwire.ops.methods.validation import refuse_local_epochs
 from thinwire.ops.types import ConfigurationError
+from thinwire.script.backends.present import backend
 from thinwire.script.keras.central import fill_slots
 from thinwire.script.keras.data_errors import refusing_unfit
 from thinwire.script.keras.exchange import StepExchange
@@ -94,7 +94,7 @@ class OwnLoop:
         with refusing_unfit(member.model):
             try:
                 yield
-            except tf.errors.OpError:
+            except backend().step_errors:
                 self._exchange.raise_failure()
                 raise
 

@@ -10,6 +10,7 @@ of optimizers, metrics and random number generators, and Thinwire's own variable
 from __future__ import annotations
 
 import gc
+import sys
 import weakref
 import zlib
 from collections.abc import Iterable, Iterator
@@ -17,7 +18,6 @@ from typing import Any
 
 import keras
 import numpy as np
-import tensorflow as tf
 
 #: Largest number of entries of a variable that are compared. Of a larger variable, evenly spaced
 #: entries are compared, because training that changes one entry changes most entries.
@@ -78,11 +78,13 @@ class OwnStates:
 def of_process() -> Iterator[Any]:
     """Yield the Keras and TensorFlow variables of this process that an evaluation may read."""
     of_keras, of_tensorflow, unread = [], [], set()
+    tensorflow = sys.modules.get("tensorflow")
+    kind_of_tensorflow: Any = () if tensorflow is None else tensorflow.Variable
     for candidate in gc.get_objects():
         kind = type(candidate)
         if issubclass(kind, keras.Variable):
             of_keras.append(candidate)
-        elif issubclass(kind, tf.Variable):
+        elif issubclass(kind, kind_of_tensorflow):
             of_tensorflow.append(candidate)
         elif issubclass(kind, keras.Metric | keras.optimizers.Optimizer):
             unread |= {id(variable) for variable in candidate.variables}

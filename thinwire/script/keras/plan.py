@@ -7,15 +7,11 @@ replaces the optimizers' steps.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import itertools
-import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import keras
-import tensorflow as tf
 from absl import logging
 
 from thinwire.ops.methods.method import Method
@@ -28,9 +24,6 @@ Pairs = Sequence[tuple[Any, Any]]
 WITHOUT_SLOTS = 2
 #: Calls of optimizers, in their order: pairs (optimizer, the pairs that it gets).
 Calls = Sequence[tuple[Any, Pairs]]
-
-#: Lock for TensorFlow's setting run_functions_eagerly, which all threads of the process share.
-_RUNS_EAGERLY = threading.RLock()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -162,59 +155,3 @@ def named(optimizer: Any) -> str:
 def is_built(model: Any) -> bool:
     """Return True if all variables of a model exist."""
     return all(layer.built for layer in model._flatten_layers())
-
-
-@contextlib.contextmanager
-def running_eagerly() -> Iterator[None]:
-    """Run every `tf.function` eagerly, so that no trace keeps variables of a trial train_step."""
-    with _RUNS_EAGERLY:
-        before = tf.config.functions_run_eagerly()
-        tf.config.run_functions_eagerly(True)
-        try:
-            yield
-        finally:
-            tf.config.run_functions_eagerly(before)
-
-
-def try_in_graph(train_step: Callable[[Any], Any], data_spec: Any) -> None:
-    """Trace a train_step once, to create the missing variables of the model and optimizers.
-
-    The function `try_in_graph` must not be called within another trace, because TensorFlow cannot
-    compute gradients within `tf.init_scope`. Each `tf.function` that the train_step calls runs
-    inline: a separate trace of the `tf.function` would keep the variables that the trace of the
-    train_step creates.
-
-    Args:
-        train_step: Method `train_step` of the Keras model.
-        data_spec: Tensor specs of a mini-batch: shapes and dtypes.
-    """
-    with running_eagerly():
-        tf.function(train_step, autograph=False).get_concrete_function(data_spec)
-
-
-def before_first_step(model: Any, call: Callable[[Any], object]) -> None:
-    """Call the function `call` once, just before the next step of a model's train_function.
-
-    Args:
-        model: Keras model with a train_function.
-        call: Function that is called with the tensor specs (shapes and dtypes) of the next
-            mini-batch.
-    """
-    alone = model.train_function
-
-    def first(iterator: Any) -> Any:
-        model.train_function = alone
-        if hasattr(iterator, "element_spec"):
-            data_spec = iterator.element_spec
-        else:  # a Python iterator over mini-batches
-            batch = next(iterator)
-            data_spec = tf.nest.map_structure(_spec, batch)
-            iterator = itertools.chain([batch], iterator)
-        call(data_spec)
-        return alone(iterator)
-
-    model.train_function = first
-
-
-def _spec(leaf: Any) -> Any:
-    return None if leaf is None else tf.type_spec_from_value(leaf)

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 import keras
 import numpy as np
 
-from thinwire.models.flat_model import FlatVariables, moving_statistics
+from thinwire.models.flat_model import moving_statistics
+from thinwire.models.flat_variables import FlatVariables
 from thinwire.ops.sharding.w_global import model_spec
 from thinwire.ops.types import ConfigurationError, ShardLayout
 from thinwire.proto import thinwire_pb2 as pb

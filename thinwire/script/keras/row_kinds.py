@@ -22,10 +22,11 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
 from absl import logging
-from keras.src import backend
+from keras import ops
+from keras.src import backend as of_keras
 
+from thinwire.script.backends.present import backend
 from thinwire.script.data.rows import map_rows, num_rows
 
 #: Allowed rounding error of a float32 sum over many rows, relative to the sum.
@@ -58,13 +59,9 @@ def rows_of(data: Any) -> int | None:
 
 def repeated(data: Any, repeats: int) -> Any:
     """Return a mini-batch that consists of `repeats` copies of a whole mini-batch."""
-
-    def repeat(leaf: Any) -> Any:
-        if isinstance(leaf, tf.SparseTensor):
-            return tf.sparse.concat(0, [leaf] * repeats)
-        return tf.concat([leaf] * repeats, 0)
-
-    return data if repeats == 1 else map_rows(repeat, data)
+    if repeats == 1:
+        return data
+    return map_rows(lambda leaf: backend().repeat_rows(leaf, repeats), data)
 
 
 def kinds_of(rows: int | None, *attempts: Callable[[int], Sequence[Any]]) -> list[RowKind]:
@@ -107,11 +104,11 @@ def _kinds_at(rows: int | None, evaluate: Callable[[int], Sequence[Any]]) -> lis
 
 def moved(values: Any) -> Any:
     """Add small noise, equal in each call, to a float tensor; return other values unchanged."""
-    if not (tf.is_tensor(values) and values.dtype.is_floating):
+    if not (ops.is_tensor(values) and "float" in of_keras.standardize_dtype(values.dtype)):
         return values
-    seed = tf.constant([7, 1])
-    noise = tf.random.stateless_uniform(tf.shape(values)[1:], seed, 0.1, 0.2, tf.float32)
-    return values + tf.cast(noise, values.dtype)
+    # not by Keras' random functions, which repeat noise for repeated rows here
+    noise = np.random.default_rng(7).uniform(0.1, 0.2, ops.shape(values)[1:])
+    return values + ops.cast(noise, values.dtype)
 
 
 def _kind(once: Any, twice: Any, thrice: Any) -> RowKind:
@@ -158,7 +155,8 @@ def _same_noise(rows: int | None, repeats: int) -> Iterator[None]:
 def _watch_noise() -> None:
     """Patch Keras' random functions to repeat noise for repeated rows, once per process."""
     for name in (*_BY_SHAPE, *_BY_ROWS):
-        setattr(backend.random, name, _repeating(getattr(backend.random, name), name in _BY_SHAPE))
+        alone = getattr(of_keras.random, name)
+        setattr(of_keras.random, name, _repeating(alone, name in _BY_SHAPE))
 
 
 def _repeating(alone: Callable[..., Any], is_by_shape: bool) -> Callable[..., Any]:
@@ -175,6 +173,6 @@ def _repeating(alone: Callable[..., Any], is_by_shape: bool) -> Callable[..., An
         if not len(sizes) or int(sizes[0]) != rows * repeats:
             return alone(*others, **keywords)
         part = (rows, *sizes[1:]) if is_by_shape else first[:rows]
-        return tf.concat([alone(**(given | {name: part}))] * repeats, 0)
+        return ops.concatenate([alone(**(given | {name: part}))] * repeats, 0)
 
     return draw

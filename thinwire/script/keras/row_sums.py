@@ -34,24 +34,19 @@ from typing import Any
 
 import keras
 import numpy as np
-import tensorflow as tf
 from absl import logging
 from keras.src.losses.losses import LossFunctionWrapper
 from keras.src.trainers.data_adapters import data_adapter_utils
 
 from thinwire.ops.types import ConfigurationError
+from thinwire.script.backends.present import backend
 from thinwire.script.data.place import StepRows
 from thinwire.script.data.rows import count_rows
 from thinwire.script.keras.exchange import StepExchange
-from thinwire.script.keras.plan import running_eagerly
 from thinwire.script.keras.row_kinds import RowKind, kinds_of, moved, repeated, rows_of
 from thinwire.script.keras.run_member import RunMember
 from thinwire.script.keras.step import recording
-from thinwire.script.keras.traces import call_until
 from thinwire.script.keras.trial import StepTrial
-
-#: Prevents AutoGraph from converting this module's code in a `tf.function` of the script.
-_as_it_is = tf.autograph.experimental.do_not_convert
 
 _REMEDY = (
     "Or give --batch=worker, with which each worker takes batches of the script's size and the "
@@ -146,22 +141,59 @@ class RowSums:
             return
         self._data = data
         self._watch_losses()
-        compute_loss = getattr(self._member.model.compute_loss, "__func__", None)
-        if not (self._trial.is_standard and compute_loss is keras.Model.compute_loss):
+        if self._adds_losses_itself:
             self._once(self._whole, self._try_step, data)
-        tf.numpy_function(self._begin_step, [count_rows(data)], [])
+        backend().note_on_host(self.begin_step, count_rows(data))
         try:
             yield
         finally:
             self._data = None
-        tf.numpy_function(self._end_step, [], [])
+        backend().note_on_host(self.end_step)
 
-    def _begin_step(self, rows: Any) -> None:
+    def begin_step(self, rows: Any) -> None:
+        """Begin a step with `rows` rows of this worker; a stateless step's caller calls it."""
         self._rows = None if self._rounds is None else int(rows)
 
-    def _end_step(self) -> None:
+    def end_step(self) -> None:
+        """End a step, and count it."""
         self._rows = None
         self._step += 1
+
+    @property
+    def needs_trial(self) -> bool:
+        """True if a stateless train_step must be tried with a batch, to know its sums over rows."""
+        settings = self._member.settings
+        if self._rounds is None or settings is None or settings.run.nb_workers == 1:
+            return False
+        self._watch_losses()
+        may_add = any(map(_may_add_losses, self._member.model._flatten_layers()))
+        return bool(self._adds_losses_itself or may_add or len(self._parts) > 1)
+
+    def try_losses(self, data: Any) -> None:
+        """Find out which parts of the loss are sums over rows, for a stateless train_step.
+
+        The losses of a traced step have no values. So the model's loss is computed once with the
+        values of its variables, outside of the step.
+        """
+        model, self._data = self._member.model, data
+        try:
+            if self._adds_losses_itself:
+                self._once(self._whole, self._try_step, data)
+            x, y, weight = data_adapter_utils.unpack_x_y_sample_weight(data)
+            (trainable, others, slots, metrics) = backend().state_of(model)[0]
+            model.compute_loss_and_updates(
+                trainable, others, metrics, x, y, weight, training=True, optimizer_variables=slots
+            )
+        except Exception as error:  # noqa: BLE001 - a script's model may raise any error
+            logging.info("the model's loss cannot be computed outside of its step: %r", error)
+        finally:
+            self._data = None
+
+    @property
+    def _adds_losses_itself(self) -> bool:
+        """True if code of the script adds up the loss: its train_step or its compute_loss."""
+        compute_loss = getattr(self._member.model.compute_loss, "__func__", None)
+        return not (self._trial.is_standard and compute_loss is keras.Model.compute_loss)
 
     # -- parts of the loss ------------------------------------------------------------------------
 
@@ -173,7 +205,8 @@ class RowSums:
         model = self._member.model
         if "_aggregate_additional_loss" not in vars(model):
             alone = model._aggregate_additional_loss
-            model._aggregate_additional_loss = _as_it_is(functools.partial(self._aggregate, alone))
+            aggregate = functools.partial(self._aggregate, alone)
+            model._aggregate_additional_loss = backend().unconverted(aggregate)
         if (compile_loss := getattr(model, "_compile_loss", None)) is not None:
             self._watch(compile_loss)
 
@@ -223,9 +256,9 @@ class RowSums:
             def evaluate(is_moved: bool, repeats: int) -> list[float]:
                 y, y_pred, sample_weight = repeated(arguments, repeats)
                 if is_moved:
-                    y_pred = tf.nest.map_structure(moved, y_pred)
+                    y_pred = keras.tree.map_structure(moved, y_pred)
                 # a tf.function would need a second TensorFlow thread to compute eagerly
-                with running_eagerly():
+                with backend().run_eagerly():
                     return [float(watched.loss(y, y_pred, sample_weight))]
 
             attempts = (functools.partial(evaluate, is_moved) for is_moved in (False, True))
@@ -261,7 +294,7 @@ class RowSums:
             name = f"value that layer {layer.name!r} adds to the loss"
             self._added[position] = self._new_part(name, usual)
         part = self._added[position]
-        if _is_at_hand(self._data):
+        if backend().is_at_hand(self._data):
             self._once(part, self._decide_added, self._data)
         return self._scaled(part, total)
 
@@ -274,9 +307,9 @@ class RowSums:
         def evaluate(is_moved: bool, repeats: int) -> list[float]:
             variables = model.trainable_variables if is_moved else []
             values = [(variable, moved(variable.value)) for variable in variables]
-            with running_eagerly(), keras.StatelessScope(values, collect_losses=True):
+            with backend().run_eagerly(), keras.StatelessScope(values, collect_losses=True):
                 model(repeated(x, repeats), **training)
-                return [float(tf.reduce_sum(added)) for _, added in _added_losses(model)]
+                return [float(keras.ops.sum(added)) for _, added in _added_losses(model)]
 
         attempts = (functools.partial(evaluate, is_moved) for is_moved in (False, True))
         kinds = dict(enumerate(kinds_of(rows_of(x), *attempts)))
@@ -297,8 +330,8 @@ class RowSums:
             logging.info("the %s is neither a sum nor a mean over batch rows", part.name)
 
     def _scaled(self, part: _Part, value: Any) -> Any:
-        factor = tf.numpy_function(functools.partial(self._factor, part), [], tf.float32)
-        return value * tf.cast(tf.ensure_shape(factor, []), value.dtype)
+        factor = backend().host_number(functools.partial(self._factor, part))
+        return value * keras.ops.cast(factor, value.dtype)
 
     def _factor(self, part: _Part) -> np.float32:
         """Return the factor by which a part of the loss is multiplied in the present step."""
@@ -336,13 +369,14 @@ class RowSums:
         def gradient(repeats: int) -> list[Any]:
             self._repeats, self._data = repeats, repeated(data, repeats)
             with (
-                running_eagerly(),
+                backend().run_eagerly(),
                 recording() as calls,
                 keras.StatelessScope(collect_losses=True),
             ):
-                self._trial.train_step(self._data)
+                self._trial.call(self._data)
             gradients = (g for _, pairs in calls for g, _ in pairs if g is not None)
-            parts = [np.ravel(tf.convert_to_tensor(gradient).numpy()) for gradient in gradients]
+            dense = (keras.ops.convert_to_numpy(backend().dense(g)) for g in gradients)
+            parts = [np.ravel(gradient) for gradient in dense]
             return [np.concatenate(parts, dtype=np.float64) if parts else np.zeros(0)]
 
         try:
@@ -375,7 +409,7 @@ class RowSums:
         def is_known() -> bool:
             return self._rounds is None or part.kind is not RowKind.UNDECIDED
 
-        call_until(is_known, decide, value)
+        backend().call_until(is_known, decide, value)
 
     def _refuse(self, text: str) -> None:
         """End the `fit` with a ConfigurationError, before the gradient of this step is sent."""
@@ -392,7 +426,8 @@ class _CompiledLoss:
 
     def __call__(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
         value = self.loss(y_true, y_pred, sample_weight)
-        return _as_it_is(self.sums.scale_compiled)(self, value, (y_true, y_pred, sample_weight))
+        scale = backend().unconverted(self.sums.scale_compiled)
+        return scale(self, value, (y_true, y_pred, sample_weight))
 
 
 def _is_of_keras(loss: Any) -> bool:
@@ -410,10 +445,7 @@ def _added_losses(model: Any) -> list[tuple[Any, Any]]:
     return [(layer, loss) for layer in model._flatten_layers() for loss in layer._get_own_losses()]
 
 
-def _is_at_hand(data: Any) -> bool:
-    """Return True if a mini-batch's tensors are eager or belong to the graph in progress."""
-    if tf.executing_eagerly():
-        return True
-    graph = tf.compat.v1.get_default_graph()
-    leaves = tf.nest.flatten(data, expand_composites=True)
-    return all(leaf is None or getattr(leaf, "graph", None) is graph for leaf in leaves)
+def _may_add_losses(layer: Any) -> bool:
+    """Return True if a layer may call add_loss: one of the script, or an activity regularizer."""
+    is_of_script = not type(layer).__module__.startswith("keras.")
+    return is_of_script or getattr(layer, "activity_regularizer", None) is not None

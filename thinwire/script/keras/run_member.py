@@ -12,6 +12,7 @@ from absl import logging
 
 from thinwire.runtime.run.settings import RETURNED_EARLY, SCRIPT_FAILED
 from thinwire.script import interrupts
+from thinwire.script.backends.present import backend
 from thinwire.script.data.data import Shared
 from thinwire.script.data.fit_counts import FitCounts
 from thinwire.script.keras.catching_up import CatchUp
@@ -258,6 +259,9 @@ class RunMember:
                 taken a step since the last checkpoint.
         """
         if self.kept is not None and self.session is not None:
+            if not self.kept.is_due(self.session, at_end):
+                return
+            backend().synchronise(self.model)
             with self.lock:
                 self.kept.save(self.session, [step.optimizer for step in self.stepping], at_end)
 

@@ -8,12 +8,13 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import keras
-import tensorflow as tf
 
 from thinwire.ops.types import ConfigurationError
+from thinwire.script.backends.present import backend
 from thinwire.script.data.rows import count_rows
 from thinwire.script.keras import central
 from thinwire.script.keras.callbacks import EpochTraffic
+from thinwire.script.keras.compiled_step import CompiledSteps
 from thinwire.script.keras.evaluations import FitEvaluations
 from thinwire.script.keras.exchange import StepExchange
 from thinwire.script.keras.fit_lifecycle import FitLifecycle
@@ -33,7 +34,6 @@ from thinwire.script.keras.step import (
     WeightsChanged,
     watch_steps,
 )
-from thinwire.script.keras.traces import refuse_compiling
 from thinwire.script.keras.trial import StepTrial
 from thinwire.script.session import LeavesOnExit, part_of
 from thinwire.script.settings import ScriptSettings
@@ -54,6 +54,7 @@ class ModelSession(RunMember, LeavesOnExit):
         evaluations: Object that evaluates the validation data within the model's `fit`.
         fits: Object that begins and ends the model's calls of `fit`.
         loop: Training loop that the script writes itself.
+        compiled_steps: Steps of a stateless backend, whose compiled part exchanges nothing.
     """
 
     def __init__(
@@ -91,6 +92,7 @@ class ModelSession(RunMember, LeavesOnExit):
             self, self._phases, self._exchange, self.evaluations, self._row_sums
         )
         self.loop = OwnLoop(self, self._optimizers, self._phases, self._exchange)
+        self.compiled_steps = CompiledSteps(self, self._phases, self._trial, self._row_sums)
         if settings is not None:
             watch_steps(self)
             self._optimizers.prepare()
@@ -158,26 +160,19 @@ class ModelSession(RunMember, LeavesOnExit):
 
     def checkpointing(self, is_own: bool) -> contextlib.AbstractContextManager[bool]:
         """Load the shards' state into the model while TensorFlow saves a checkpoint."""
-        if tf.executing_eagerly():
+        if not backend().is_traced():
             self.loop.refresh(with_slots=True)
         return central.saving(self, is_own)
 
-    # -- a train_step ---------------------------------------------------------------------------
+    # -- a train_step -----------------------------------------------------------------------------
 
     def train_step(self, data: Any) -> Any:
         """Call the model's own `train_step`, whose optimizers push to the PS and pull from it."""
-        refuse_compiling()
-        self.loop.begin()
-        step = self._optimizers.compiled
-        compiled = getattr(self.model, "optimizer", None)
-        if compiled is not (None if step is None else step.optimizer):
-            raise ConfigurationError(
-                "the model was compiled while its fit was running; compile the model before or "
-                "after the fit."
-            )
+        backend().refuse_compiling()
+        self.begin_train_step()
         is_first = self.state.begins_with_step and self.is_offered
-        if is_first and tf.executing_eagerly() and self._trial.is_needed:
-            self._phases.begin_with(self._trial.eagerly(data))
+        if is_first and not backend().is_traced() and self._trial.is_needed:
+            self._phases.begin_with(self._trial.plan(data))
         try:
             return self._call(data)
         except WeightsChanged:
@@ -186,6 +181,17 @@ class ModelSession(RunMember, LeavesOnExit):
             # dropped, and the train_step is called again.
             self.model.reset_metrics()
             return self._call(data)
+
+    def begin_train_step(self) -> None:
+        """Begin a loop of the script's own at its first step; check the compiled optimizer."""
+        self.loop.begin()
+        step = self._optimizers.compiled
+        compiled = getattr(self.model, "optimizer", None)
+        if compiled is not (None if step is None else step.optimizer):
+            raise ConfigurationError(
+                "the model was compiled while its fit was running; compile the model before or "
+                "after the fit."
+            )
 
     def _call(self, data: Any) -> Any:
         """Call the model's own `train_step`; exchange weights if optimizers step on this worker.
@@ -197,14 +203,18 @@ class ModelSession(RunMember, LeavesOnExit):
         try:
             with self._row_sums.step(data):
                 logs = self._trial.train_step(data)
-                if not call.applied:
-                    self._trial.refuse_without_step()
-                self.sequence = [step.number for step in call.applied]
+                self.note_sequence(call)
                 if self.joined.takes_weights:
                     call.applied[-1].exchange_weights()
             return logs
         finally:
             self.call = self._endless
+
+    def note_sequence(self, call: StepCall) -> None:
+        """Store in which order a train_step has called the optimizers; refuse one without."""
+        if not call.applied:
+            self._trial.refuse_without_step()
+        self.sequence = [step.number for step in call.applied]
 
     def refuse_step(self, optimizer: Any, variables: Sequence[Any]) -> None:
         """Reject an optimizer that would train shared variables on this worker alone."""
@@ -217,13 +227,18 @@ class ModelSession(RunMember, LeavesOnExit):
         self._optimizers.states.check_assignment(variable)
         if not self.is_offered:
             return None
-        run = self.own_settings.run
-        steps_each_time = run.method.steps_on_workers and not run.method.takes_local_steps
         # If assignments are not recorded, a comparison of weights finds the script's changes.
-        if not (steps_each_time and takes_changes(run)):
+        if not self.records_assignments:
             return None
         is_trainable = any(variable is trainable for trainable in self.model.trainable_variables)
         return self.assignments if is_trainable else None
+
+    @property
+    def records_assignments(self) -> bool:
+        """True if changes of weights by the script are recorded: optimizers step here each time."""
+        run = self.own_settings.run
+        steps_each_time = run.method.steps_on_workers and not run.method.takes_local_steps
+        return steps_each_time and takes_changes(run)
 
     # -- for the steps: the methods of `thinwire.script.keras.step.StepOwner` --------------------
 
@@ -234,7 +249,7 @@ class ModelSession(RunMember, LeavesOnExit):
 
     def ends_fit(self) -> bool:
         """Leave the run after a `fit`; return True if the optimizer has this run's averages."""
-        return self.fits.leave()
+        return self.fits.ends_fit()
 
     def begin_step(self, step: ExchangeStep, pairs: Pairs) -> bool:
         """Join the run at the first step, and check which variables the optimizer updates."""

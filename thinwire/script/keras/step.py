@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,16 +18,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import keras
 import numpy as np
-import tensorflow as tf
+from keras import ops
+from keras.src.backend.common.stateless_scope import in_stateless_scope
 
+from thinwire.ops.types import ConfigurationError
+from thinwire.script.backends.base import Result
+from thinwire.script.backends.present import backend
 from thinwire.script.keras.held_weights import Assignments
 from thinwire.script.keras.plan import Calls, Pairs
-from thinwire.script.keras.traces import (
-    have_values,
-    refuse_compiling,
-    refuse_first_trace,
-    trace_without_xla,
-)
 
 if TYPE_CHECKING:
     from thinwire.ops.types import Float32
@@ -64,7 +63,7 @@ def watch_steps(watcher: StepOwner) -> None:
     _WATCHERS.add(watcher)
     _guard_optimizers()
     _record_assignments()
-    trace_without_xla()
+    backend().begin()
 
 
 @contextlib.contextmanager
@@ -91,8 +90,11 @@ def steps_allowed() -> Iterator[None]:
 def _guard_optimizers() -> None:
     """Patch all Keras optimizer classes to check each of their steps first, once per process."""
     optimizers = keras.optimizers
-    for kind in (optimizers.Optimizer, optimizers.LossScaleOptimizer, optimizers.MultiOptimizer):
+    scaled = optimizers.LossScaleOptimizer
+    for kind in (optimizers.Optimizer, scaled, optimizers.MultiOptimizer):
         kind.apply = _guarded(kind.apply)
+    # On JAX, a LossScaleOptimizer calls `apply` of the optimizer inside it only.
+    scaled.stateless_apply = _recorded_stateless(scaled.stateless_apply)
 
 
 @functools.cache
@@ -105,13 +107,13 @@ def _record_assignments() -> None:
         watchers = [] if _LOCAL.is_allowed or _LOCAL.calls is not None else list(_WATCHERS)
         assignment_records = [watcher.assignments_to(variable) for watcher in watchers]
         recorders = [record for record in assignment_records if record is not None]
-        before = tf.convert_to_tensor(variable.value) if recorders else None
+        before = backend().value_of(variable) if recorders else None
         result = alone(variable, value)
         for recorder in recorders:
             recorder.record(variable, before)
         return result
 
-    keras.Variable.assign = tf.autograph.experimental.do_not_convert(assign)
+    keras.Variable.assign = backend().unconverted(assign)
 
 
 def _guarded(apply: Callable[..., Any]) -> Callable[..., Any]:
@@ -134,12 +136,24 @@ def _guarded(apply: Callable[..., Any]) -> Callable[..., Any]:
     return guarded
 
 
+def _recorded_stateless(apply: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(apply)
+    def stateless_apply(optimizer: Any, slots: Any, grads: Any, weights: Any) -> Any:
+        if _LOCAL.calls is None or _LOCAL.is_allowed:
+            return apply(optimizer, slots, grads, weights)
+        variables = inner(optimizer)._trainable_variables
+        _LOCAL.calls.append((optimizer, list(zip(grads, variables, strict=True))))
+        return weights, slots
+
+    return stateless_apply
+
+
 class StepValues(NamedTuple):
     """Values of a training step before its exchange: tensors in the graph, arrays in Python.
 
     Attributes:
         pushed: [num_parameters] float32 gradient, or weights if the optimizer updates them on this
-            worker. In Python, the array is a view of TensorFlow's memory.
+            worker. In Python, the array is a view of the framework's memory.
         rows: Number of examples in the mini-batch of the step.
         statistics: [m] float32 moving statistics (of BatchNormalization) after the step.
         rate: Learning rate of the optimizer, which a callback may have changed.
@@ -185,12 +199,8 @@ class StepAnswer(NamedTuple):
     counts: Any
 
 
-#: Data types of the fields of `StepAnswer`.
-_TYPES = (tf.float32, tf.float32, tf.float32, tf.float32, tf.int64)
-
-
 def _exchange_in_python(
-    exchange: Callable[[StepValues], StepAnswer], values: StepValues
+    exchange: Callable[[StepValues], StepAnswer], values: StepValues, results: Sequence[Result]
 ) -> StepAnswer:
     """Call a Python function with the values of a step as arrays, from a graph or eagerly."""
     # The function below lives as long as the graph. It must not refer to the graph's tensors,
@@ -202,7 +212,7 @@ def _exchange_in_python(
         return exchange(StepValues._make([*arrays[:num_passed], touched]))
 
     tensors = [*values[:num_passed], *values.touched.values()]
-    return StepAnswer(*tf.numpy_function(call, tensors, _TYPES))
+    return StepAnswer(*backend().call_host(call, tensors, results))
 
 
 class StepOwner(Protocol):
@@ -277,13 +287,20 @@ class StepCall:
             loop.
         ends_later: True in a train_step, which sends the local steps of several optimizers together
             at its end. False in a script's own training loop.
+        is_postponed: True if gradients, too, are sent at the end of the train_step: in a compiled
+            step of a stateless backend, where the moving statistics are known only then.
+        pairs: Pairs (gradient, variable) of a postponed exchange; empty if none is postponed.
+        stepped: Weights after a step of the optimizer on this worker, by the variable's id, in a
+            compiled step of a stateless backend.
         loss: Loss of the mini-batch; None if it is not computed yet, or was already sent.
         applied: Replacements (`ExchangeStep`) of those optimizers that have stepped, in the order
             of the optimizers' steps.
     """
 
-    def __init__(self, rows: Any, ends_later: bool) -> None:
-        self.rows, self.ends_later = rows, ends_later
+    def __init__(self, rows: Any, ends_later: bool, is_postponed: bool = False) -> None:
+        self.rows, self.ends_later, self.is_postponed = rows, ends_later, is_postponed
+        self.pairs: Pairs = ()
+        self.stepped: dict[int, Any] = {}
         self.loss: Any = None
         self.applied: list[ExchangeStep] = []
 
@@ -311,22 +328,28 @@ class ExchangeStep:
             sent to the PS. If the optimizer has a different rate, the script has set it.
         clock: Batch count of the run at which the optimizer's learning-rate schedule is evaluated;
             None if the optimizer has no schedule, or evaluates it at its own step count.
+        is_stale: True if joining the run, within the trace of a stateless step, has replaced the
+            weights from which the step's first execution computes its gradient.
     """
 
     def __init__(self, optimizer: Any, owner: StepOwner) -> None:
         """Replace `apply`, `scale_loss` and `finalize_variable_values` of the optimizer object."""
         self.optimizer, self.number = optimizer, 0
+        self.is_stale = False
         self.clock: RunClock | None = None
         self._owner = owner
         self._apply_alone, self._scale_alone = optimizer.apply, optimizer.scale_loss
         self._finalize_alone = optimizer.finalize_variable_values
         # Prevents AutoGraph from converting Thinwire's code within a `tf.function` of the script.
-        unconverted = tf.autograph.experimental.do_not_convert
+        unconverted = backend().unconverted
         optimizer.apply, optimizer.scale_loss = (
             unconverted(self._apply),
             unconverted(self._scale_loss),
         )
         optimizer.finalize_variable_values = self._finalize
+        if backend().is_stateless:
+            self._stateless_alone = optimizer.stateless_apply
+            optimizer.stateless_apply = self._stateless_apply
         self.known_rate = 0.0 if self.rate is None else float(self.rate.numpy())
 
     @property
@@ -396,22 +419,9 @@ class ExchangeStep:
         if _LOCAL.calls is not None:
             _LOCAL.calls.append((self.optimizer, pairs))
             return
-        is_eager = tf.executing_eagerly()
-        if not is_eager:
-            refuse_compiling()
-            if not have_values(variables):
-                # The variables have no values in the first trace of a step, so the trace exchanges
-                # nothing. The optimizer's variables are created in it, because TensorFlow forbids a
-                # later trace to create variables. TensorFlow traces the function again before it
-                # executes the function.
-                self.build(variables)
-                tf.numpy_function(refuse_first_trace, [], [])
-                return
-        with tf.init_scope():
-            # A graph computes its gradients when it is executed, which is at the weights after
-            # joining the run. Only an eager gradient can be computed before the worker has joined
-            # the run.
-            is_valid = owner.begin_step(self, pairs) or not is_eager
+        is_valid = owner.call.is_postponed or self._begin(pairs)
+        if is_valid is None:
+            return
         if not is_valid and owner.call.ends_later:
             raise WeightsChanged
         session = owner.joined
@@ -419,16 +429,64 @@ class ExchangeStep:
             # joining the run has changed the gradient's weights, so the worker pushes no update
             owner.call.note(self)
             flat = session.variables
-            values = flat.joined() if session.takes_weights else tf.zeros([flat.size])
-            self._exchange(values, [], tf.constant(0))
+            values = flat.joined() if session.takes_weights else ops.zeros([flat.size])
+            self._exchange(values, [], 0)
         elif session.takes_weights:
             with self._as_a_worker():
                 self._step_alone(self._pulled_to_base(pairs))
             owner.call.note(self)
             if not owner.call.ends_later:
                 self.exchange_weights()
+        elif owner.call.is_postponed:
+            owner.call.note(self)
+            owner.call.pairs = pairs
+            self._step_unshared(pairs)
         else:
             self._send_gradients(pairs)
+
+    def _begin(self, pairs: Pairs) -> bool | None:
+        """Join the run at the first step, and check the optimizer's variables.
+
+        Returns:
+            True if the gradients are of the weights after joining; None if the present trace cannot
+            exchange, because it creates the model's variables.
+        """
+        owner, frame = self._owner, backend()
+        is_traced = frame.is_traced()
+        if is_traced:
+            frame.refuse_compiling()
+            variables = [variable for _, variable in pairs]
+            if not frame.has_values(variables, lambda: self.build(variables)):
+                return None
+        is_unchanged = frame.outside_of_step(lambda: owner.begin_step(self, pairs))
+        if not is_traced:
+            return is_unchanged
+        # A graph computes its gradients when it is executed, which is at the weights after joining
+        # the run. But the first execution of a stateless step has the weights as an argument, whose
+        # values are from before: that execution pushes no update.
+        self.is_stale = frame.is_stateless and not is_unchanged
+        return True
+
+    def _stateless_apply(self, slots: Any, grads: Any, weights: Any) -> tuple[Any, Any]:
+        """Exchange or step as `_apply` does; return new weights and optimizer variables."""
+        variables = self.inner._trainable_variables
+        own = self.optimizer.variables
+        mapping = [*zip(variables, weights, strict=True), *zip(own, slots, strict=True)]
+        with keras.StatelessScope(mapping) as scope:
+            self._apply(grads, variables)
+        new_weights = [scope.get_current_value(variable) for variable in variables]
+        if self._owner.call.is_postponed:
+            stepped = zip(variables, new_weights, strict=True)
+            self._owner.call.stepped = {id(variable): value for variable, value in stepped}
+        return new_weights, [scope.get_current_value(variable) for variable in own]
+
+    def postponed_values(self) -> StepValues:
+        """Return the values to exchange at the end of a compiled step of a stateless backend."""
+        call, session = self._owner.call, self._owner.joined
+        if session.takes_weights:
+            return self._values(session.variables.joined(), [], call.rows)
+        sent, flat = self._shared_gradients(call.pairs)
+        return self._values(flat, sent, call.rows)
 
     def exchange_weights(self) -> None:
         """Exchange weights with the servers, after optimizers have stepped on this worker."""
@@ -437,7 +495,22 @@ class ExchangeStep:
 
     def _step_alone(self, pairs: Pairs) -> None:
         with steps_allowed():
-            self._apply_alone(*zip(*pairs, strict=True))
+            if backend().is_stateless and in_stateless_scope():
+                self._step_in_scope(pairs)
+            else:
+                self._apply_alone(*zip(*pairs, strict=True))
+
+    def _step_in_scope(self, pairs: Pairs) -> None:
+        """Step by the optimizer's own `stateless_apply`, and assign the result in the scope."""
+        variables, own = self.inner._trainable_variables, self.optimizer.variables
+        gradients = {id(variable): gradient for gradient, variable in pairs}
+        results = self._stateless_alone(
+            [variable.value for variable in own],
+            [gradients.get(id(variable)) for variable in variables],
+            [variable.value for variable in variables],
+        )
+        for variable, value in zip([*variables, *own], itertools.chain(*results), strict=True):
+            variable.assign(value)
 
     def _pulled_to_base(self, pairs: Pairs) -> Pairs:
         """Add mu (w - b), the gradient of FedProx's mu / 2 |w - b|^2, to gradients.
@@ -450,33 +523,43 @@ class ExchangeStep:
         mu, flat = session.settings.run.method.local.prox_mu, session.variables
         if not mu:
             return pairs
-        base = tf.numpy_function(self._round_base, [], tf.float32)
-        starts = {id(variable): b for variable, b in flat.parts(tf.ensure_shape(base, [flat.size]))}
+        (base,) = backend().call_host(self._round_base, [], [Result((flat.size,), "float32")])
+        starts = {id(variable): b for variable, b in flat.parts(base)}
         pulled = []
         for gradient, variable in pairs:
             if gradient is not None and id(variable) in starts:
                 pull = self._scale_alone(mu * (variable.value - starts[id(variable)]))
-                gradient = tf.convert_to_tensor(gradient) + tf.cast(pull, gradient.dtype)
+                gradient = backend().dense(gradient) + ops.cast(pull, gradient.dtype)
             pulled.append((gradient, variable))
         return pulled
 
-    def _round_base(self) -> Float32:
+    def _round_base(self) -> list[Float32]:
         """Return a copy of the shared weights from the start of the round of local steps."""
-        return self._owner.joined.part.core.base.copy()
+        return [self._owner.joined.part.core.base.copy()]
 
     def _send_gradients(self, pairs: Pairs) -> None:
         """Push the gradients of shared variables; let the optimizer update all other variables."""
+        sent, flat = self._shared_gradients(pairs)
+        call = self._owner.call
+        repeats = call.note(self)
+        self._exchange(flat, sent, call.rows, repeats)
+        self._step_unshared(pairs)
+
+    def _shared_gradients(self, pairs: Pairs) -> tuple[list[Any], Any]:
+        """Return the gradients of the shared variables, as a list and as one float32 vector."""
         by_variable = {id(variable): gradient for gradient, variable in pairs}
         shared = self._owner.joined.shared.variables
-        sent = [by_variable.pop(id(variable), None) for variable in shared]
-        unshared = [(g, v) for g, v in pairs if id(v) in by_variable and g is not None]
+        sent = [by_variable.get(id(variable)) for variable in shared]
         flat = [
             flat_gradient(gradient, variable)
             for gradient, variable in zip(sent, shared, strict=True)
         ]
-        call = self._owner.call
-        repeats = call.note(self)
-        self._exchange(tf.concat(flat, 0), sent, call.rows, repeats)
+        return sent, ops.concatenate(flat, 0)
+
+    def _step_unshared(self, pairs: Pairs) -> None:
+        """Let the optimizer update the variables that the workers do not share, or only count."""
+        shared = {id(variable) for variable in self._owner.joined.shared.variables}
+        unshared = [(g, v) for g, v in pairs if id(v) not in shared and g is not None]
         if unshared:
             self._step_alone(unshared)
         else:
@@ -496,58 +579,79 @@ class ExchangeStep:
                 computed.
             repeats: True if an earlier exchange has already counted the `rows` examples.
         """
-        owner, rate, scale = self._owner, self.rate, self._scale
-        session, call = owner.joined, owner.call
-        flat, statistics = session.variables, session.statistics
-        loss, call.loss = call.loss, None
-        takes_weights, nothing = session.takes_weights, tf.zeros([0])
-        used_scale = tf.constant(0.0)
-        if scale is not None:
-            used_scale = tf.cast(scale.value, tf.float32)
-            values = values / used_scale
-        if loss is not None:
-            loss = tf.reshape(tf.reduce_mean(tf.cast(loss, tf.float32)), [1])
-        touched = {number: _touched(gradient) for number, gradient in enumerate(gradients)}
-        clocks = list(owner.clocks)
-        sent = StepValues(
-            pushed=values,
-            rows=tf.cast(rows, tf.int64),
-            statistics=statistics.joined(),
-            rate=tf.constant(0.0) if rate is None else tf.cast(rate.value, tf.float32),
-            scale=used_scale,
-            held=nothing if takes_weights else flat.joined(),
-            loss=nothing if loss is None else loss,
-            has_stepped=self._has_stepped(clocks),
-            has_assigned=owner.assignments.has_any if takes_weights else tf.constant(False),
-            touched={number: rows for number, rows in touched.items() if rows is not None},
-        )
-        in_turn = takes_weights and not call.ends_later
+        owner = self._owner
+        if backend().is_stateless:
+            refuse_statistics(owner.joined, "a loop with optimizer.stateless_apply")
+        sent = self._values(values, gradients, rows)
+        in_turn = owner.joined.takes_weights and not owner.call.ends_later
         exchange = functools.partial(owner.exchange, self, repeats, in_turn)
+        session, number = owner.joined, Result((), "float32")
+        results = (
+            Result((session.variables.size,), "float32"),
+            Result((session.statistics.size,), "float32"),
+            number,
+            number,
+            Result((len(owner.clocks),), "int64"),
+        )
         try:
-            answer = _exchange_in_python(exchange, sent)
-        except tf.errors.OpError:  # the error of an eager step, whose cause is stored
+            answer = _exchange_in_python(exchange, sent, results)
+        except backend().step_errors:  # the error of an eager step, whose cause is stored
             owner.raise_failure()
             raise
-        flat.assign(tf.ensure_shape(answer.weights, [flat.size]))
-        statistics.assign(tf.ensure_shape(answer.statistics, [statistics.size]))
+        self.take(answer)
+
+    def _values(self, values: Any, gradients: Sequence[Any], rows: Any) -> StepValues:
+        """Return the values of a step that an exchange sends, as tensors; see `_exchange`."""
+        owner, rate, scale = self._owner, self.rate, self._scale
+        session, call = owner.joined, owner.call
+        loss, call.loss = call.loss, None
+        takes_weights, nothing = session.takes_weights, ops.zeros([0])
+        used_scale = ops.zeros([])
+        if scale is not None:
+            used_scale = ops.cast(scale.value, "float32")
+            values = values / used_scale
+        if loss is not None:
+            loss = ops.reshape(ops.mean(ops.cast(loss, "float32")), [1])
+        touched = {
+            number: backend().rows_of_gradient(gradient)
+            for number, gradient in enumerate(gradients)
+            if gradient is not None
+        }
+        return StepValues(
+            pushed=values,
+            rows=ops.cast(rows, "int64"),
+            statistics=session.statistics.joined(),
+            rate=ops.zeros([]) if rate is None else ops.cast(rate.value, "float32"),
+            scale=used_scale,
+            held=nothing if takes_weights else session.variables.joined(),
+            loss=nothing if loss is None else loss,
+            has_stepped=self._has_stepped(list(owner.clocks)),
+            has_assigned=owner.assignments.has_any if takes_weights else False,
+            touched={number: rows for number, rows in touched.items() if rows is not None},
+        )
+
+    def take(self, answer: StepAnswer) -> None:
+        """Assign the servers' answer to the model's and the optimizer's variables."""
+        owner, rate, scale = self._owner, self.rate, self._scale
+        owner.joined.variables.assign(answer.weights)
+        owner.joined.statistics.assign(answer.statistics)
         if rate is not None:
-            rate.assign(tf.reshape(answer.rate, []))
+            rate.assign(ops.reshape(answer.rate, []))
         if scale is not None:
             with steps_allowed():
-                scale.assign(tf.reshape(answer.scale, []))
-        counts = tf.ensure_shape(answer.counts, [len(clocks)])
-        for number, clock in enumerate(clocks):
+                scale.assign(ops.reshape(answer.scale, []))
+        for number, clock in enumerate(owner.clocks):
             if clock is not None:
-                clock.variable.assign(tf.cast(counts[number], clock.variable.dtype))
+                clock.variable.assign(ops.cast(answer.counts[number], clock.variable.dtype))
 
     def _has_stepped(self, clocks: Sequence[RunClock | None]) -> Any:
         """Return a bool tensor: False if the optimizer skipped a step with overflowed gradients."""
         is_scaled = isinstance(self.optimizer, keras.optimizers.LossScaleOptimizer)
         clock = clocks[self.number] if is_scaled and self._owner.joined.takes_weights else None
         if clock is None:
-            return tf.constant(True)
-        count = tf.identity(self.inner._iterations.value)
-        has_stepped = tf.not_equal(count, clock.own.value)
+            return True
+        count = backend().value_of(self.inner._iterations)
+        has_stepped = ops.not_equal(count, clock.own.value)
         clock.own.assign(count)
         return has_stepped
 
@@ -594,13 +698,24 @@ def inner(optimizer: Any) -> Any:
     return optimizer.inner_optimizer if is_scaled else optimizer
 
 
-def _touched(gradient: Any) -> Any:
-    """Return a sparse gradient's row numbers, with duplicates; None for a dense gradient."""
-    return tf.cast(gradient.indices, tf.int64) if isinstance(gradient, tf.IndexedSlices) else None
+def refuse_statistics(session: Session, where: str) -> None:
+    """Reject moving statistics that an exchange within `stateless_apply` cannot read or write.
+
+    Raises:
+        ConfigurationError: The run averages moving statistics, and the model has some.
+    """
+    if session.statistics.size:
+        raise ConfigurationError(
+            f"the run averages the moving statistics of BatchNormalization (--bn_sync), and {where} "
+            "exchanges where the optimizer steps, which does not see them on JAX; expected fit or "
+            "train_on_batch with a train_step that only applies gradients. Or give "
+            "--bn_sync=false, with which each worker keeps its own statistics, or set "
+            "KERAS_BACKEND=torch or KERAS_BACKEND=tensorflow."
+        )
 
 
 def flat_gradient(gradient: Any, variable: Any) -> Any:
     """Return a gradient as a float32 vector, which has only zeros if the gradient is None."""
     if gradient is None:
-        return tf.zeros([int(np.prod(variable.shape))], tf.float32)
-    return tf.reshape(tf.cast(tf.convert_to_tensor(gradient), tf.float32), [-1])
+        return ops.zeros([int(np.prod(variable.shape))], "float32")
+    return ops.reshape(ops.cast(backend().dense(gradient), "float32"), [-1])

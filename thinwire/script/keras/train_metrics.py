@@ -18,19 +18,18 @@ import copy
 import dataclasses
 import functools
 import itertools
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import keras
 import numpy as np
-import tensorflow as tf
 from absl import logging
-from keras.src import backend
+from keras.src.backend.common.stateless_scope import in_stateless_scope
 from keras.src.trainers.compile_utils import CompileMetrics
 
 from thinwire.proto import thinwire_pb2 as pb
+from thinwire.script.backends.present import backend
 from thinwire.script.keras.run_member import RunMember
-from thinwire.script.keras.traces import call_until
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -89,6 +88,25 @@ class TrainMetrics:
             if id(metric) not in self._tested and not _is_of_keras(metric):
                 tested = self._tested[id(metric)] = _Tested(metric)
                 _watch(tested)
+
+    @property
+    def needs_trial(self) -> bool:
+        """True if a metric of the script's own class has not been tested yet."""
+        return any(tested.is_additive is None for tested in self._tested.values())
+
+    def try_updates(self, call: Callable[[], object]) -> None:
+        """Test the metrics in one call of a stateless train_step that is not traced.
+
+        Args:
+            call: Function that calls the train_step with values, without an effect on variables.
+        """
+        try:
+            call()
+        except Exception as error:  # noqa: BLE001 - a script's train_step may raise any error
+            logging.info("the train_step cannot be called outside of a trace: %r", error)
+        for tested in self._tested.values():
+            if tested.is_additive is None:
+                tested.is_additive = False
 
     def begin_epoch(self) -> None:
         """Record the metrics' states before an epoch's first batch: callbacks may have set them."""
@@ -208,7 +226,7 @@ def _is_of_keras(metric: Any) -> bool:
 
 def _joined(values: Iterable[Any]) -> NDArray[np.float64]:
     """Return a copy of variables or tensors as one float64 vector."""
-    parts = [np.ravel(np.asarray(value, np.float64)) for value in values]
+    parts = [np.ravel(keras.ops.convert_to_numpy(value)).astype(np.float64) for value in values]
     return np.concatenate([np.zeros(0), *parts])
 
 
@@ -251,12 +269,13 @@ def _watch(tested: _Tested) -> None:
     @functools.wraps(alone)
     def update_state(*args: Any, **keywords: Any) -> Any:
         result = alone(*args, **keywords)
-        # do not test the metric while Keras builds it or `_probe` runs
-        if not backend.in_stateless_scope():
-            call_until(lambda: tested.is_additive is not None, test, (args, keywords))
+        # Do not test the metric while Keras builds it or `_probe` runs. A stateless backend updates
+        # metrics in scopes only, and `call_until` skips the traces of Keras' building there.
+        if backend().is_stateless or not in_stateless_scope():
+            backend().call_until(lambda: tested.is_additive is not None, test, (args, keywords))
         return result
 
-    tested.metric.update_state = tf.autograph.experimental.do_not_convert(update_state)
+    tested.metric.update_state = backend().unconverted(update_state)
 
 
 def _probe(metric: Any, args: Any, keywords: Any) -> bool | None:
@@ -355,7 +374,7 @@ def _numbers(value: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
     if value is None:
         return
     try:
-        yield path, np.asarray(value, np.float64)
+        yield path, np.asarray(keras.ops.convert_to_numpy(value), np.float64)
     except (TypeError, ValueError):
         return
 

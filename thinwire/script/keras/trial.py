@@ -13,11 +13,11 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 import keras
-import tensorflow as tf
 from keras.src.models.functional import Functional
 
 from thinwire.ops.types import ConfigurationError
-from thinwire.script.keras.plan import StepPlan, before_first_step, is_built, try_in_graph
+from thinwire.script.backends.present import backend
+from thinwire.script.keras.plan import PlannedStep, StepPlan, is_built
 from thinwire.script.keras.step import recording
 
 
@@ -46,24 +46,28 @@ class StepTrial:
         A Keras variable that a TensorFlow trace creates has no value yet, but the offer of the
         model to the PS contains values.
         """
+        if backend().tries_each_plan:
+            return True
         return not (self.is_standard and (is_built(self._model) or self._model.run_eagerly))
 
-    def eagerly(self, data: Any) -> StepPlan:
-        """Call the train_step once; return the optimizers that it calls, and their variables.
+    def plan(self, data: Any) -> StepPlan:
+        """Return the optimizers that the train_step calls, and their variables, by one trial.
 
         Args:
-            data: Mini-batch with which the train_step is called.
+            data: Mini-batch, or its specs, with which the train_step is called or traced.
         """
+        return self._plan(lambda: backend().try_step(self._model, self.train_step, data))
 
-        def attempt() -> None:
-            # The variables that the call creates keep their values; all others are restored.
-            before = [(variable, variable.numpy()) for variable in self._model.variables]
-            self.train_step(data)
-            for variable, values in before:
-                variable.assign(values)
-            self._model.reset_metrics()
+    @property
+    def standard_plan(self) -> StepPlan:
+        """The plan of Keras' own train_step, in which every trainable variable has a gradient."""
+        model = self._model
+        planned = PlannedStep(model.optimizer, tuple(model.trainable_variables))
+        return StepPlan((planned,))
 
-        return self._plan(attempt)
+    def call(self, data: Any) -> Any:
+        """Call the train_step; a stateless one gets the state of the model's variables."""
+        return self.train_step(*backend().state_of(self._model), data)
 
     def before_first(self, join: Callable[[StepPlan], object]) -> None:
         """If a trial of the train_step is needed, run it before the first step of a graph.
@@ -73,11 +77,7 @@ class StepTrial:
                 and their variables.
         """
         if self.is_needed and not self._model.run_eagerly:
-
-            def attempt_then_join(spec: Any) -> None:
-                join(self._plan(lambda: try_in_graph(self.train_step, spec)))
-
-            before_first_step(self._model, attempt_then_join)
+            backend().before_first_step(self._model, lambda spec: join(self.plan(spec)))
 
     def refuse_without_step(self) -> NoReturn:
         """Raise a ConfigurationError, because the train_step calls no optimizer."""
@@ -110,7 +110,7 @@ def create_before_trace(model: Any) -> None:
     metrics = getattr(model, "_compile_metrics", None)
     if metrics is None or metrics.built or model.run_eagerly or not _is_usual(model):
         return
-    before_first_step(model, lambda data_spec: _create(model, metrics, data_spec))
+    backend().before_first_step(model, lambda specs: _create(model, metrics, specs))
 
 
 def _is_usual(model: Any) -> bool:
@@ -127,5 +127,5 @@ def _is_usual(model: Any) -> bool:
 def _create(model: Any, metrics: Any, data_spec: Any) -> None:
     """Create compiled metrics with classes that fit the shapes of the labels and the output."""
     _, labels, _ = keras.utils.unpack_x_y_sample_weight(data_spec)
-    if not metrics.built and isinstance(labels, tf.TensorSpec) and labels.shape.rank:
+    if not metrics.built and getattr(getattr(labels, "shape", None), "rank", 0):
         metrics.build(labels, model.outputs[0])
