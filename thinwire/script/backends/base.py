@@ -176,8 +176,12 @@ class Backend(Protocol):
 
     # -- models -------------------------------------------------------------------------------
 
-    def begin(self) -> None:
-        """Patch the framework once per process, before the first exchange."""
+    def begin(self, allowed: Callable[[], contextlib.AbstractContextManager[None]]) -> None:
+        """Patch the framework once per process, before the first exchange.
+
+        Args:
+            allowed: Returns a context in which assignments do not count as the script's own.
+        """
 
     def check_model(self, model: Any) -> None:
         """Raise ConfigurationError if the backend cannot train a model in a run."""

@@ -10,6 +10,7 @@ of the new state. In a loop of the script's own, whose compiled function Thinwir
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent import futures
 from typing import Any, TypeVar
@@ -20,7 +21,7 @@ import numpy as np
 from jax._src.core import trace_state_clean
 from jax.experimental import io_callback
 from keras.src.backend.common.stateless_scope import in_stateless_scope
-from keras.src.backend.jax.trainer import JAXEpochIterator
+from keras.src.backend.jax.trainer import JAXEpochIterator, JAXTrainer
 
 from thinwire.ops.types import ConfigurationError
 from thinwire.script.backends.base import CompiledSession, Result, StepSession
@@ -62,13 +63,19 @@ class JaxBackend:
             # the arrays are JAX's, and their buffers may be reused after the call
             returned = function(*(np.array(array) for array in arrays))
             return [
-                np.asarray(value, result.dtype).reshape(result.shape)
-                for value, result in zip(returned, results, strict=True)
+                np.asarray(value, dtype).reshape(result.shape)
+                for value, result, dtype in zip(returned, results, dtypes, strict=True)
             ]
+
+        # without jax_enable_x64, JAX has no int64
+        dtypes = [jax.dtypes.canonicalize_dtype(result.dtype) for result in results]
 
         if not self.is_traced():
             return [jax.numpy.array(value) for value in call(*arguments)]
-        shapes = [jax.ShapeDtypeStruct(result.shape, result.dtype) for result in results]
+        shapes = [
+            jax.ShapeDtypeStruct(result.shape, dtype)
+            for result, dtype in zip(results, dtypes, strict=True)
+        ]
         return list(io_callback(call, shapes, *arguments, ordered=True))
 
     def host_number(self, function: Callable[[], float]) -> Any:
@@ -133,8 +140,9 @@ class JaxBackend:
 
     # -- models -----------------------------------------------------------------------------------
 
-    def begin(self) -> None:
-        """Do nothing."""
+    def begin(self, allowed: Callable[[], contextlib.AbstractContextManager[None]]) -> None:
+        """Patch Keras to write the state of a step to the variables without a record of it."""
+        _sync_unrecorded(allowed)
 
     def check_model(self, model: Any) -> None:
         """Reject a model whose variables are on several devices."""
@@ -190,6 +198,19 @@ class JaxBackend:
             shuffle=False,
             steps_per_execution=model.steps_per_execution,
         )
+
+
+@functools.cache
+def _sync_unrecorded(allowed: Callable[[], contextlib.AbstractContextManager[None]]) -> None:
+    """Patch `jax_state_sync`, by which Keras assigns a trainer's state, once per process."""
+    alone = JAXTrainer.jax_state_sync
+
+    @functools.wraps(alone)
+    def jax_state_sync(trainer: Any) -> None:
+        with allowed():
+            alone(trainer)
+
+    JAXTrainer.jax_state_sync = jax_state_sync
 
 
 def _lists(model: Any) -> tuple[list[Any], list[Any], list[Any], list[Any]]:

@@ -140,7 +140,7 @@ class TensorFlowBackend:
 
     # -- models -----------------------------------------------------------------------------------
 
-    def begin(self) -> None:
+    def begin(self, allowed: Callable[[], contextlib.AbstractContextManager[None]]) -> None:
         """Trace functions that exchange without XLA."""
         traces.trace_without_xla()
 

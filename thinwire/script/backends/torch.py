@@ -119,7 +119,7 @@ class TorchBackend:
 
     # -- models -------------------------------------------------------------------------------
 
-    def begin(self) -> None:
+    def begin(self, allowed: Callable[[], contextlib.AbstractContextManager[None]]) -> None:
         """Do nothing."""
 
     def check_model(self, model: Any) -> None:

@@ -9,7 +9,7 @@ with the gradient of the same step, although `stateless_apply` does not see them
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import keras
@@ -91,7 +91,7 @@ class CompiledSteps:
         return self._row_sums.needs_trial or self._metrics.needs_trial
 
     def _try(self, data: Any) -> None:
-        """Find out about sums over rows and metrics, which a trace cannot: its tensors are empty."""
+        """Test losses and metrics with values, which the tensors of a trace do not have."""
         with recording():
             if self._row_sums.needs_trial:
                 self._row_sums.try_losses(data)
@@ -151,8 +151,14 @@ class CompiledSteps:
 
     def _call(self, data: Any, call: Callable[..., Any], is_postponed: bool) -> tuple[Any, Any]:
         step_call = StepCall(count_rows(data), ends_later=True, is_postponed=is_postponed)
-        with self._in_call(step_call), self._row_sums.step(data):
+        with (
+            self._in_call(step_call),
+            self._row_sums.step(data),
+            _recording_loss(self._owner.model, step_call),
+        ):
             returned = call(self._trial.train_step)
+        if step_call.loss is None and isinstance(returned[0], Mapping):
+            step_call.loss = returned[0].get("loss")
         self._owner.note_sequence(step_call)
         if len(step_call.applied) > 1:
             raise ConfigurationError(
@@ -203,6 +209,26 @@ class CompiledSteps:
         """Assign the servers' answer to the variables, within a scope that holds the state."""
         if self._step is not None:
             self._step.take(answer)
+
+
+@contextlib.contextmanager
+def _recording_loss(model: Any, step_call: StepCall) -> Iterator[None]:
+    """Store the loss with which a train_step updates Keras' own metric of the loss."""
+    tracker = getattr(model, "_loss_tracker", None)
+    if tracker is None:
+        yield
+        return
+    alone = tracker.update_state
+
+    def update_state(values: Any, sample_weight: Any = None) -> Any:
+        step_call.loss = values
+        return alone(values, sample_weight)
+
+    tracker.update_state = update_state
+    try:
+        yield
+    finally:
+        del tracker.update_state
 
 
 def _values_in(scope: Any, variables: Sequence[Any]) -> list[Any]:

@@ -132,7 +132,7 @@ class _Measurement(keras.callbacks.Callback):
         scale = getattr(self._optimizer, "dynamic_scale", None)
         if scale is not None:
             flat = flat / ops.cast(scale.value, "float32")
-        backend().call_host(self._record, [flat, ops.cast(self._rows, "int64")], [])
+        backend().call_host(self._record, [flat, ops.cast(self._rows, "int32")], [])
         return self._apply_alone(grads, trainable_variables)
 
     def _record(self, gradient: Float32, rows: np.int64) -> tuple[()]:

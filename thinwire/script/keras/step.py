@@ -63,7 +63,7 @@ def watch_steps(watcher: StepOwner) -> None:
     _WATCHERS.add(watcher)
     _guard_optimizers()
     _record_assignments()
-    backend().begin()
+    backend().begin(steps_allowed)
 
 
 @contextlib.contextmanager
@@ -406,7 +406,8 @@ class ExchangeStep:
 
     def _scale_loss(self, loss: Any) -> Any:
         """Store the mini-batch's loss, which the next exchange reports; return the scaled loss."""
-        if _LOCAL.calls is None:
+        # In a stateless step the loss is an intermediate value of its gradient, which ends with it.
+        if _LOCAL.calls is None and not backend().is_stateless:
             self._owner.call.loss = loss
         return self._scale_alone(loss)
 
@@ -619,7 +620,7 @@ class ExchangeStep:
         }
         return StepValues(
             pushed=values,
-            rows=ops.cast(rows, "int64"),
+            rows=ops.cast(rows, "int32"),
             statistics=session.statistics.joined(),
             rate=ops.zeros([]) if rate is None else ops.cast(rate.value, "float32"),
             scale=used_scale,
@@ -706,8 +707,8 @@ def refuse_statistics(session: Session, where: str) -> None:
     """
     if session.statistics.size:
         raise ConfigurationError(
-            f"the run averages the moving statistics of BatchNormalization (--bn_sync), and {where} "
-            "exchanges where the optimizer steps, which does not see them on JAX; expected fit or "
+            "the run averages the moving statistics of BatchNormalization (--bn_sync), and "
+            f"{where} exchanges where the optimizer steps, which does not see them on JAX; expected fit or "
             "train_on_batch with a train_step that only applies gradients. Or give "
             "--bn_sync=false, with which each worker keeps its own statistics, or set "
             "KERAS_BACKEND=torch or KERAS_BACKEND=tensorflow."
