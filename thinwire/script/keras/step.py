@@ -413,6 +413,9 @@ class ExchangeStep:
 
     def _apply(self, grads: Any, trainable_variables: Any = None) -> None:
         """Push gradients instead of the optimizer's step, or step and then exchange weights."""
+        if _LOCAL.is_allowed:  # called by the optimizer's own `stateless_apply`
+            self._apply_alone(grads, trainable_variables)
+            return
         owner, variables = self._owner, trainable_variables
         if variables is None:
             variables = self.inner._trainable_variables
