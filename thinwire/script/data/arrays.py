@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any, NamedTuple
+from typing import Any
 
+import keras
 import numpy as np
-import tensorflow as tf
 from keras import tree
 from keras.src.trainers.data_adapters import array_slicing
 from keras.src.trainers.data_adapters.array_data_adapter import (
@@ -19,12 +19,10 @@ from numpy.typing import NDArray
 from thinwire.data.partition import split
 from thinwire.ops.types import ConfigurationError
 from thinwire.script.data.place import Shared, WorkerPlace
-from thinwire.script.data.windows import as_traced, count_epochs, cut_batches
+from thinwire.script.data.row_order import RowOrder
 
 #: Batch size in rows that Keras' `fit` uses if the script gives none.
 DEFAULT_BATCH_SIZE = 32
-#: Number in the seeds of row orders, so that their random draws differ from all other draws.
-_ORDERS = 1
 #: Value of --partition that depends only on the number of rows.
 _EQUAL = "iid"
 #: Values of --partition that give rows to workers by label.
@@ -98,14 +96,14 @@ def share_arrays(arguments: dict[str, Any], place: WorkerPlace) -> Shared:
         fit_arguments["batch_size"] = worker_batch
     sizes = None
     if place.is_shared:
-        shares = _shares(data[1], total, batch_size, place)
-        if shares.is_dealt:
+        order = _row_order(data[1], total, batch_size, place, fit_arguments.get("shuffle", True))
+        if order.is_dealt:
             own_steps = steps_of_worker(fit_arguments, total, batch_size, place)
             fit_arguments["steps_per_epoch"] = own_steps
         elif steps:
             fit_arguments["steps_per_epoch"] = place.steps(steps)
-        sizes = shares.sizes
-        fit_arguments |= _batches(fit_arguments, shares, place)
+        sizes = order.sizes
+        fit_arguments |= _batches(fit_arguments, order)
     return Shared.of_rows(fit_arguments, place, batch_size, total, sizes, steps)
 
 
@@ -152,27 +150,21 @@ def steps_of_worker(
     return place.steps(steps) if steps else None
 
 
-class _Shares(NamedTuple):
-    """Rule by which the rows of a script's arrays become this worker's batches.
+def _row_order(
+    targets: Any, total: int, batch_size: int, place: WorkerPlace, shuffle: Any
+) -> RowOrder:
+    """Divide `total` rows among workers by --partition's rule. Raises ConfigurationError.
 
-    Attributes:
-        rows: [n] int64 row numbers of an epoch in the script's order: the rows of all workers if
-            `is_dealt`, else the rows of this worker.
-        window: Number of successive rows that become one batch of this worker.
-        is_dealt: True if the rows of each window are divided among the workers, again in each
-            epoch; False if this worker's rows stay the same.
-        sizes: For each worker, the number of rows in an epoch.
+    Args:
+        targets: Argument `y` of `fit`.
+        total: Number of rows in the training data.
+        batch_size: Batch size that the script passes to `fit`, in rows.
+        place: This worker's number in the run, and the rules that divide the training data among
+            workers.
+        shuffle: Argument `shuffle` of `fit`; "batch" moves no rows between batches.
     """
-
-    rows: NDArray[np.int64]
-    window: int
-    is_dealt: bool
-    sizes: tuple[int, ...]
-
-
-def _shares(targets: Any, total: int, batch_size: int, place: WorkerPlace) -> _Shares:
-    """Divide `total` rows among workers by --partition's rule. Raises ConfigurationError."""
     rule = dataclasses.replace(place.rule, batch_size=place.part_of_batch(batch_size, worker=1))
+    is_shuffled = bool(shuffle) and shuffle != "batch"
     if rule.partition == _EQUAL:
         if total < place.num_workers:
             raise ConfigurationError(
@@ -180,20 +172,22 @@ def _shares(targets: Any, total: int, batch_size: int, place: WorkerPlace) -> _S
                 f"at least one each. Use --nb_workers={total} at most, or give fit more rows."
             )
         window = place.run_batch(batch_size)
-        return _Shares(np.arange(total), window, True, place.dealt_rows(total, window))
+        sizes = place.dealt_rows(total, window)
+        return RowOrder(place, np.arange(total), window, True, sizes, is_shuffled)
     parts = split(labels_of(targets, total, rule.partition), rule)
     sizes = tuple(len(part) for part in parts)
-    return _Shares(parts[place.worker - 1], place.part_of_batch(batch_size), False, sizes)
+    rows, window = parts[place.worker - 1], place.part_of_batch(batch_size)
+    return RowOrder(place, rows, window, False, sizes, is_shuffled)
 
 
-def _batches(given: dict[str, Any], shares: _Shares, place: WorkerPlace) -> dict[str, Any]:
-    """Return arguments of `fit` with a tf.data.Dataset of this worker's batches as x.
+def _batches(given: dict[str, Any], order: RowOrder) -> dict[str, Any]:
+    """Return arguments of `fit` with an x that yields this worker's batches.
 
     Each epoch divides the rows differently among the workers, so a worker's rows cannot be selected
     before `fit`. The script's arrays are not copied: each batch gathers its rows from the arrays.
-    The tf.data.Dataset that `_batches` returns shuffles its rows itself, because Keras' own shuffle
-    repeats its order in each epoch if TensorFlow's global seed is set, and the launcher sets that
-    seed.
+    The x that `_batches` returns shuffles its rows itself, because all workers need the same order,
+    on every backend. (Keras' own shuffle on TensorFlow would also repeat its order in each epoch if
+    TensorFlow's global seed is set, and the launcher sets that seed.)
     """
     adapter = ArrayDataAdapter(
         given.get("x"),
@@ -202,43 +196,8 @@ def _batches(given: dict[str, Any], shares: _Shares, place: WorkerPlace) -> dict
         class_weight=given.get("class_weight"),
         batch_size=given["batch_size"],
     )
-    arrays = tree.lists_to_tuples(
-        array_slicing.convert_to_sliceable(adapter._inputs, target_backend="tensorflow")
-    )
-    (rows, window, is_dealt, sizes), shuffle = shares, given.get("shuffle", True)
-    num_windows, num_remaining = -(-len(rows) // window), len(rows) % window
-    # A model may need a static batch size. As in Keras, the batch size is static if all batches are
-    # full.
-    is_full = sizes[place.worker - 1] % given["batch_size"] == 0
-    shape = [given["batch_size"] if is_full else None]
-
-    def order_of_epoch(epoch: Any) -> NDArray[np.int64]:
-        if not shuffle or shuffle == "batch":  # "batch" moves no rows between batches
-            return rows
-        seed_worker = 0 if is_dealt else place.worker
-        seed = [place.rule.seed, place.fits_before, int(epoch), seed_worker, _ORDERS]
-        return np.random.default_rng(seed).permutation(rows)
-
-    @as_traced
-    def windows_of_epoch(epoch: Any) -> Any:
-        order = tf.numpy_function(order_of_epoch, [epoch], tf.int64)
-
-        @as_traced
-        def window_at(number: Any) -> Any:
-            return tf.ensure_shape(order[number * window : (number + 1) * window], [None])
-
-        return tf.data.Dataset.range(num_windows).map(window_at)
-
-    fixed_length = tf.data.experimental.assert_cardinality(num_windows)
-    part = count_epochs().flat_map(windows_of_epoch).apply(fixed_length)
-    if is_dealt:
-        part = cut_batches(part, place, rest=num_remaining, is_repeated=False)
-    part = part.map(as_traced(lambda numbers: tf.ensure_shape(numbers, shape)))
-    batches = tf.data.Dataset.zip((part, tf.data.Dataset.from_tensors(arrays).repeat())).map(
-        as_traced(_gather), num_parallel_calls=tf.data.AUTOTUNE, deterministic=True
-    )
     return {
-        "x": batches.prefetch(tf.data.AUTOTUNE),
+        "x": _gathered(adapter._inputs, order),
         "y": None,
         "batch_size": None,  # KerasHub's `fit` rejects a batch_size together with a dataset as x
         "sample_weight": None,
@@ -247,17 +206,15 @@ def _batches(given: dict[str, Any], shares: _Shares, place: WorkerPlace) -> dict
     }
 
 
-def _gather(rows: Any, arrays: Any) -> Any:
-    """Return the rows with the given numbers from each array in a structure."""
+def _gathered(arrays: Any, order: RowOrder) -> Any:
+    """Return a data set, of a type that Keras reads fast, of the rows of arrays in an order."""
+    if keras.backend.backend() == "tensorflow":
+        from thinwire.script.data.array_pipeline import gather_by_pipeline
 
-    def gather(array: Any) -> Any:
-        if isinstance(array, array_slicing.TensorflowSparseWrapper):
-            return array_slicing.slice_tensorflow_sparse_wrapper(array, rows)
-        if isinstance(array, list | tuple | dict):
-            return None  # `traverse` descends into a container, which is not an array
-        return tf.gather(array, rows, axis=0) if tf.is_tensor(array) else array
+        return gather_by_pipeline(arrays, order)
+    from thinwire.script.data.array_batches import gather_by_batches
 
-    return tree.traverse(gather, arrays)
+    return gather_by_batches(arrays, order)
 
 
 def cut_off_validation(given: dict[str, Any]) -> None:

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import functools
 import random
 import sys
 import threading
-from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
@@ -16,6 +13,7 @@ import numpy as np
 
 from thinwire.ops.types import ConfigurationError
 from thinwire.script.data.arrays import steps_of_worker, take_rows
+from thinwire.script.data.common_randomness import same_randomness
 from thinwire.script.data.place import BatchParts, Shared, StepRows, WorkerPlace
 from thinwire.script.data.rows import arrays_of_rows, map_rows, num_rows
 
@@ -181,7 +179,7 @@ class SharedBatches(keras.utils.PyDataset):
 
     def on_epoch_begin(self) -> None:
         """Run the script's `on_epoch_begin` with the same random numbers on all workers."""
-        with same_randomness(self._whole, self._place, 2 * self._epoch):
+        with same_randomness([self._whole], self._place, 2 * self._epoch):
             self._whole.on_epoch_begin()
         number = self._whole.num_batches
         if self._shuffled and number is not None:
@@ -192,7 +190,7 @@ class SharedBatches(keras.utils.PyDataset):
 
     def on_epoch_end(self) -> None:
         """Run the script's `on_epoch_end` with the same random numbers on all workers."""
-        with same_randomness(self._whole, self._place, 2 * self._epoch + 1):
+        with same_randomness([self._whole], self._place, 2 * self._epoch + 1):
             self._whole.on_epoch_end()
         self._epoch += 1
         self._order = self._order_of_epoch()
@@ -248,59 +246,3 @@ class _MadeBatch:
             if self._batch is None:
                 self._batch = dataset[index]
             return self._batch
-
-
-@contextlib.contextmanager
-def same_randomness(dataset: Any, place: WorkerPlace, number: int) -> Iterator[None]:
-    """Make all random generators draw the same numbers on every worker in the `with` block.
-
-    The random generators are the global generators of Python and NumPy, and the random generators
-    in attributes of the PyDataset. At the end of the `with` block, the random generators return to
-    their states before the block. Workers compute different batches, so the states of their random
-    generators differ. So the random generators get new, common seeds in each `with` block, which
-    make the draws of all workers equal.
-
-    Args:
-        dataset: PyDataset whose attributes may be random generators.
-        place: This worker's place in the run, with the number of the call of `fit`. Python and
-            NumPy draw different numbers in each `fit`. The dataset's random generators draw
-            different numbers in each `fit` on the same dataset. A dataset that the script creates
-            for each `fit` draws equal numbers in each `fit`, as it does without Thinwire.
-        number: Number of the `with` block within one call of `fit`. Each number gives different
-            random draws.
-    """
-    seed, uses = place.rule.seed, 0 if place.fit is None else place.fit.uses
-    common = np.random.SeedSequence([seed, number, place.fits_before])
-    sequence = np.random.SeedSequence([seed, number, uses])
-    generators = [value for value in vars(dataset).values() if isinstance(value, _GENERATORS)]
-    with contextlib.ExitStack() as at_end:
-        for generator in (random, np.random, *generators):
-            at_end.callback(_restorer(generator))
-        random.seed(f"{seed} {number} {place.fits_before}")
-        np.random.seed(common.generate_state(4))
-        for generator, child in zip(generators, sequence.spawn(len(generators)), strict=True):
-            _reseed(generator, child)
-        yield
-
-
-_GENERATORS = (np.random.Generator, np.random.RandomState, random.Random)
-
-
-def _restorer(generator: Any) -> Callable[[], None]:
-    """Return a function that puts a random generator back into its present state."""
-    if isinstance(generator, np.random.Generator):
-        source = generator.bit_generator
-        return functools.partial(setattr, source, "state", source.state)
-    if hasattr(generator, "get_state"):
-        return functools.partial(generator.set_state, generator.get_state())
-    return functools.partial(generator.setstate, generator.getstate())
-
-
-def _reseed(generator: Any, sequence: np.random.SeedSequence) -> None:
-    if isinstance(generator, np.random.Generator):
-        kind = type(generator.bit_generator)
-        generator.bit_generator.state = kind(sequence).state
-    elif isinstance(generator, np.random.RandomState):
-        generator.seed(sequence.generate_state(4))
-    else:
-        generator.seed(int(sequence.generate_state(1)[0]))

@@ -1,14 +1,18 @@
-"""Finds the type of a script's training data and divides the data among workers."""
+"""Finds the type of a script's training data and divides the data among workers.
+
+The modules that divide the data sets of a framework import the framework. This module imports them
+only for a script that passes such a data set.
+"""
 
 from __future__ import annotations
 
+import sys
 import types
 from collections.abc import Callable
 from typing import Any
 
 import keras
 import numpy as np
-import tensorflow as tf
 from keras.src.trainers import data_adapters
 from keras.src.trainers.data_adapters.data_adapter import DataAdapter
 
@@ -16,15 +20,54 @@ from thinwire.data.partition import split
 from thinwire.ops.types import ConfigurationError
 from thinwire.script.data.arrays import are_arrays, labels_of, num_rows, share_arrays, take_rows
 from thinwire.script.data.batches import part_of_batches, share_batches
-from thinwire.script.data.datasets import part_of_dataset, share_dataset
 from thinwire.script.data.place import Shared, WorkerPlace
 from thinwire.script.data.ray_data import is_ray_dataset, part_of_ray_dataset, share_ray_dataset
+
+
+
+def _is_tf_dataset(data: Any) -> bool:
+    """Return True if an object is a tf.data.Dataset."""
+    # a script that has made such a data set has already imported TensorFlow
+    tf = sys.modules.get("tensorflow")
+    return tf is not None and isinstance(data, tf.data.Dataset)
+
+
+def _share_tf_dataset(arguments: dict[str, Any], place: WorkerPlace) -> Shared:
+    from thinwire.script.data.datasets import share_dataset
+
+    return share_dataset(arguments, place)
+
+
+def _part_of_tf_dataset(dataset: Any, place: WorkerPlace) -> Any:
+    from thinwire.script.data.datasets import part_of_dataset
+
+    return part_of_dataset(dataset, place)
+
+
+def _is_torch_loader(data: Any) -> bool:
+    """Return True if an object is a torch.utils.data.DataLoader."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(data, torch.utils.data.DataLoader)
+
+
+def _share_torch_loader(arguments: dict[str, Any], place: WorkerPlace) -> Shared:
+    from thinwire.script.data.torch_loader import share_loader
+
+    return share_loader(arguments, place)
+
+
+def _part_of_torch_loader(loader: Any, place: WorkerPlace) -> Any:
+    from thinwire.script.data.torch_loader import part_of_loader
+
+    return part_of_loader(loader, place)
+
 
 #: For each type of data sets: a function that recognizes it, a function that divides the data set
 #: of a `fit`, and a function that returns one worker's part.
 _DATA_SETS: tuple[tuple[Callable[..., bool], Callable[..., Shared], Callable[..., Any]], ...] = (
-    (lambda x: isinstance(x, tf.data.Dataset), share_dataset, part_of_dataset),
+    (_is_tf_dataset, _share_tf_dataset, _part_of_tf_dataset),
     (lambda x: isinstance(x, keras.utils.PyDataset), share_batches, part_of_batches),
+    (_is_torch_loader, _share_torch_loader, _part_of_torch_loader),
     (is_ray_dataset, share_ray_dataset, part_of_ray_dataset),
 )
 _SCALARS = (str, bytes, int, float, np.generic)
@@ -59,7 +102,8 @@ def share(arguments: dict[str, Any], place: WorkerPlace) -> Shared:
             f"the script called fit with {what}, which Thinwire cannot divide among the workers. "
             'Give distribute() shard="off" (or --shard=off) and let the script yield a different '
             "part of the data on each worker, by thinwire.worker_id() and thinwire.num_workers(); "
-            "or give fit arrays, a tf.data.Dataset, a keras.utils.PyDataset or a ray.data.Dataset."
+            "or give fit arrays, a tf.data.Dataset, a keras.utils.PyDataset, a torch DataLoader or "
+            "a ray.data.Dataset."
         )
     return Shared(dict(arguments))
 
@@ -68,8 +112,6 @@ def _unshareable(x: Any) -> str:
     """Return the name of a data type that Keras accepts but Thinwire cannot divide, or ""."""
     if isinstance(x, types.GeneratorType):
         return "a Python generator"
-    if data_adapters.is_torch_dataloader(x):
-        return "a torch DataLoader"
     if data_adapters.is_grain_dataset(x):
         return "a grain data set"
     if isinstance(x, DataAdapter) or data_adapters.is_tf_dataset(x):
@@ -81,8 +123,8 @@ def part_of_data(data: tuple[Any, ...], place: WorkerPlace) -> Any:
     """Return this worker's part of the data that a script passes to `shard`, with whole batches.
 
     Args:
-        data: Arrays [N, ...] in any nesting, or one tf.data.Dataset, keras.utils.PyDataset or
-            ray.data.Dataset. Some values of --partition use the last arrays as labels.
+        data: Arrays [N, ...] in any nesting, or one tf.data.Dataset, keras.utils.PyDataset, torch
+            DataLoader or ray.data.Dataset. Some values of --partition use the last arrays as labels.
         place: This worker's number in the run, and the rules that divide the training data among
             workers.
 
@@ -102,7 +144,8 @@ def part_of_data(data: tuple[Any, ...], place: WorkerPlace) -> Any:
         kinds = ", ".join(type(leaf).__name__ for leaf in keras.tree.flatten(arrays))
         raise ConfigurationError(
             f"shard() was given {kinds}; expected arrays with a first axis of rows, in lists, "
-            "tuples or dicts, or one tf.data.Dataset, keras.utils.PyDataset or ray.data.Dataset."
+            "tuples or dicts, or one tf.data.Dataset, keras.utils.PyDataset, torch DataLoader or "
+            "ray.data.Dataset."
         )
     total = num_rows(arrays)
     labels = labels_of(arrays[-1], total, place.rule.partition)

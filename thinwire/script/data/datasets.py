@@ -18,6 +18,7 @@ import weakref
 from collections.abc import Callable, MutableMapping, Sequence
 from typing import Any
 
+import keras
 import tensorflow as tf
 
 from thinwire.models.seeds import own_seed
@@ -25,6 +26,7 @@ from thinwire.ops.types import ConfigurationError
 from thinwire.script.data import pipeline
 from thinwire.script.data.arrays import DEFAULT_BATCH_SIZE, steps_of_worker
 from thinwire.script.data.by_rows import mixes_rows
+from thinwire.script.data.dataset_passes import read_in_passes
 from thinwire.script.data.fit_counts import mixed_seed
 from thinwire.script.data.pipeline import Pipeline
 from thinwire.script.data.place import Shared, StepRows, UnfilledRounds, WorkerPlace, last_steps
@@ -72,6 +74,8 @@ def share_dataset(arguments: dict[str, Any], place: WorkerPlace) -> Shared:
             unfilled = UnfilledRounds()
         part = _WorkerPart(plan, place, has_steps or plan.num_passes != 1, unfilled)
         fit_arguments["x"], rows = part.dataset(), part.rows_of_workers()
+        if keras.backend.backend() != "tensorflow":
+            fit_arguments = read_in_passes(fit_arguments, unfilled)
     elif place.divides_batch:
         fit_arguments["x"] = whole.rebatch(place.part_of_batch(_known(batch_size)))
     counted = steps if fit_arguments.get("steps_per_epoch") else None

@@ -1,9 +1,15 @@
-"""Lets random numbers differ between workers in Keras' `fit`, and be equal outside of `fit`."""
+"""Lets random numbers differ between workers in Keras' `fit`, and be equal outside of `fit`.
+
+The random numbers are those of Keras on every backend, and those of TensorFlow and PyTorch in
+scripts that use them. The module imports neither TensorFlow nor PyTorch.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import hashlib
+import sys
 import threading
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -12,7 +18,6 @@ import keras
 import numpy as np
 from keras.src.backend.common import global_state
 from keras.src.random import seed_generator
-from tensorflow.python.eager import context
 
 from thinwire.models.seeds import own_seed
 from thinwire.script.data.place import WorkerPlace
@@ -83,16 +88,73 @@ def own_randomness(place: WorkerPlace) -> Iterator[None]:
         yield
         return
     _watch_generator()
-    tensorflow, seed = context.context(), context.global_seed()
-    _FIT.begin(place)
-    # functions traced in `fit` take the seeds of their random ops from this global seed
+    with _own_tensorflow_seed(place), _own_torch_numbers(place):
+        _FIT.begin(place)
+        try:
+            yield
+        finally:
+            _FIT.end()
+
+
+@contextlib.contextmanager
+def _own_tensorflow_seed(place: WorkerPlace) -> Iterator[None]:
+    """Give TensorFlow, if the script has imported it, a global seed that differs by worker."""
+    module = sys.modules.get("tensorflow.python.eager.context")
+    if module is None:
+        yield
+        return
+    tensorflow, seed = module.context(), module.global_seed()
+    # Functions traced in `fit` take the seeds of their random ops from this global seed.
     if seed is not None:
         tensorflow._seed = own_seed(seed, place.worker)
     try:
         yield
     finally:
         tensorflow._seed = seed
-        _FIT.end()
+
+
+@contextlib.contextmanager
+def _own_torch_numbers(place: WorkerPlace) -> Iterator[None]:
+    """Let PyTorch's default generators, if the script uses PyTorch, differ by worker.
+
+    Worker 1 draws the numbers that the script would draw without Thinwire. At the end, the state of
+    each generator depends only on its state before the `fit`. If the generator has drawn nothing,
+    it gets this state back. With PyTorch as its backend, Keras draws a number for each pass over
+    validation data, which not all workers read. So the generators then always get a new state.
+    """
+    generators = _torch_generators()
+    common = [generator.get_state() for generator in generators]
+    seeds = [_seed_of(state) for state in common]
+    if place.worker > 1:
+        for generator, seed in zip(generators, seeds, strict=True):
+            generator.manual_seed(own_seed(seed, place.worker))
+    begun = [generator.get_state() for generator in generators]
+    try:
+        yield
+    finally:
+        has_drawn = keras.backend.backend() == "torch"
+        for generator, seed, state, start in zip(generators, seeds, common, begun, strict=True):
+            if has_drawn or _seed_of(generator.get_state()) != _seed_of(start):
+                generator.manual_seed(own_seed(seed, place.num_workers + 1))
+            else:
+                generator.set_state(state)
+        # GPUs that the script first used in `fit`
+        for generator in _torch_generators()[len(generators) :] if generators else ():
+            generator.manual_seed(own_seed(seeds[0], place.num_workers + 1))
+
+
+def _torch_generators() -> list[Any]:
+    """Return the default generators of PyTorch for the processor and for each GPU in use."""
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return []
+    gpus = torch.cuda.default_generators if torch.cuda.is_initialized() else ()
+    return [torch.default_generator, *gpus]
+
+
+def _seed_of(state: Any) -> int:
+    """Return a seed that depends on the whole state of a generator of PyTorch."""
+    return int.from_bytes(hashlib.sha256(state.numpy().tobytes()).digest()[:4])
 
 
 def _generator() -> Any:

@@ -10,13 +10,13 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
+import keras
 import numpy as np
-import tensorflow as tf
 
 from thinwire.ops.types import ConfigurationError
 from thinwire.script.data.arrays import DEFAULT_BATCH_SIZE, steps_of_worker
+from thinwire.script.data.passes import PassAdapter
 from thinwire.script.data.place import Shared, WorkerPlace
-from thinwire.script.data.windows import cut_batches
 
 _MODULE = "ray.data"
 
@@ -125,7 +125,7 @@ class _Columns:
 
 
 def _batches(dataset: Any, columns: _Columns, total: int, size: int, place: WorkerPlace) -> Any:
-    """Return a tf.data.Dataset of batches that hold this worker's rows.
+    """Return a data set, of a type that Keras reads fast, of batches of this worker's rows.
 
     Args:
         dataset: ray.data.Dataset that the script passes to `fit`.
@@ -141,15 +141,22 @@ def _batches(dataset: Any, columns: _Columns, total: int, size: int, place: Work
         for batch in dataset.iter_batches(batch_size=size, batch_format="numpy"):
             yield columns.element(batch)
 
-    sample = columns.element(dataset.take_batch(1, batch_format="numpy"))
-    signature = tf.nest.map_structure(
-        lambda column: tf.TensorSpec((None, *column.shape[1:]), tf.as_dtype(column.dtype)), sample
-    )
-    batches = tf.data.Dataset.from_generator(windows, output_signature=signature)
-    batches = batches.apply(tf.data.experimental.assert_cardinality(-(-total // size)))
-    if place.is_shared:
-        batches = cut_batches(batches, place, rest=total % size, is_repeated=False)
-    return batches.prefetch(1)
+    if keras.backend.backend() == "tensorflow":
+        from thinwire.script.data.windows import read_windows
+
+        sample = columns.element(dataset.take_batch(1, batch_format="numpy"))
+        return read_windows(windows, sample, total, size, place)
+    if not place.is_shared:
+        return PassAdapter(lambda number, backend: windows(), -(-total // size), size, total % size)
+
+    def batches(number: int, backend: str) -> Iterator[tuple[Any, ...]]:
+        for window, element in enumerate(windows()):
+            rows = place.positions(len(keras.tree.flatten(element)[0]), number, window)
+            if len(rows):
+                yield keras.tree.map_structure(lambda column, rows=rows: column[rows], element)
+
+    own_rows, own_size = place.dealt_rows(total, size)[place.worker - 1], place.num_dealt(size)
+    return PassAdapter(batches, -(-own_rows // own_size), own_size, own_rows % own_size)
 
 
 def _checked(name: str, column: Any) -> Any:

@@ -5,15 +5,19 @@ images and boxes. So the length of an arbitrary array of a mini-batch need not b
 rows. The length of the sample weights or of the labels is the number of rows of a mini-batch. If
 several labels or sample weights differ in length, the most frequent length in the mini-batch is the
 number of rows.
+
+The arrays may be NumPy arrays or tensors of TensorFlow, JAX or PyTorch. The module does not import
+TensorFlow: only a script that has imported TensorFlow has tensors whose length is known only when
+the step runs.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import keras
-import tensorflow as tf
 
 
 class _Leaf(NamedTuple):
@@ -30,12 +34,18 @@ class _Leaf(NamedTuple):
 
     @staticmethod
     def of(array: Any) -> _Leaf | None:
-        """Return the length and rank of an array; None if the array has no first axis."""
-        shape = tf.TensorShape(getattr(array, "shape", ()))
-        if shape.rank == 0:
+        """Return the length and rank of an array; None if the array has no first axis.
+
+        None also for a symbolic tensor of Keras with an unknown length.
+        """
+        shape = _shape(array)
+        if shape == ():
             return None
-        if shape.rank is not None and shape[0] is not None:
-            return _Leaf(int(shape[0]), shape.rank)
+        if shape is not None and shape[0] is not None:
+            return _Leaf(int(shape[0]), len(shape))
+        tf = sys.modules.get("tensorflow")
+        if tf is None:
+            return None
         if isinstance(array, tf.SparseTensor):
             length = array.dense_shape[0]
         elif isinstance(array, tf.RaggedTensor):
@@ -44,7 +54,16 @@ class _Leaf(NamedTuple):
             length = tf.shape(array, tf.int64)[0]
         static_length = tf.get_static_value(length)
         # TensorFlow may know the array's rank only when the step runs
-        return _Leaf(length if static_length is None else int(static_length), shape.rank or 1)
+        rank = len(shape) if shape else 1
+        return _Leaf(length if static_length is None else int(static_length), rank)
+
+
+def _shape(array: Any) -> tuple[Any, ...] | None:
+    """Return the lengths of an array's axes, each None if unknown; None if the rank is unknown."""
+    shape = getattr(array, "shape", ())
+    if hasattr(shape, "as_list"):  # a shape of TensorFlow, which may not know the rank
+        return None if shape.rank is None else tuple(shape.as_list())
+    return tuple(shape)
 
 
 def num_rows(batch: Any) -> Any:
@@ -57,7 +76,8 @@ def num_rows(batch: Any) -> Any:
     else the length of the array with more axes.
 
     Returns:
-        A number, or a scalar int64 tensor if the number is known only when the step runs.
+        A number, or a scalar int64 tensor of TensorFlow if the number is known only when the step
+        runs. On JAX and PyTorch a step knows all lengths.
 
     >>> import numpy as np
     >>> num_rows({"anchor_sizes": np.zeros(3), "image": np.zeros((8, 4, 4, 1))})
@@ -68,7 +88,7 @@ def num_rows(batch: Any) -> Any:
     except ValueError:  # the batch does not have a structure that Keras can unpack
         x, y, weights = batch, None, None
     leaves_of_parts = [
-        [leaf for leaf in map(_Leaf.of, tf.nest.flatten(part)) if leaf is not None]
+        [leaf for leaf in map(_Leaf.of, keras.tree.flatten(part)) if leaf is not None]
         for part in (weights, y, x)
     ]
     everything = [leaf for part in leaves_of_parts for leaf in part]
@@ -83,6 +103,7 @@ def num_rows(batch: Any) -> Any:
 
 def _most_frequent(candidates: Sequence[_Leaf], everything: Sequence[_Leaf]) -> Any:
     """Return the one of some array lengths that is most frequent in a batch, in a step's graph."""
+    tf = sys.modules["tensorflow"]
     candidate_lengths, lengths = (
         tf.stack([tf.cast(leaf.length, tf.int64) for leaf in leaves])
         for leaves in (candidates, everything)
@@ -103,7 +124,7 @@ def arrays_of_rows(batch: Any) -> tuple[bool, ...]:
     Args:
         batch: A mini-batch in a form that `num_rows` accepts, or the element_spec of a dataset.
     """
-    leaves = [_first_axis(leaf) for leaf in tf.nest.flatten(batch)]
+    leaves = [_first_axis(leaf) for leaf in keras.tree.flatten(batch)]
     if None in leaves:
         return tuple(length is None for length in leaves)
     rows = num_rows(batch)
@@ -112,10 +133,10 @@ def arrays_of_rows(batch: Any) -> tuple[bool, ...]:
 
 def _first_axis(leaf: Any) -> int | None:
     """Return the length of an array's first axis; None if unknown, -1 if the array has no axis."""
-    shape = tf.TensorShape(getattr(leaf, "shape", ()))
-    if shape.rank == 0:
+    shape = _shape(leaf)
+    if shape == ():
         return -1
-    return None if shape.rank is None else shape[0]
+    return None if shape is None else shape[0]
 
 
 def map_rows(take: Callable[[Any], Any], batch: Any, of_rows: Sequence[bool] | None = None) -> Any:
@@ -135,11 +156,20 @@ def map_rows(take: Callable[[Any], Any], batch: Any, of_rows: Sequence[bool] | N
     >>> map_rows(lambda array: array[::2], batch)["sizes"]
     array([0, 1, 2])
     """
-    pairs = zip(tf.nest.flatten(batch), of_rows or arrays_of_rows(batch), strict=True)
+    pairs = zip(keras.tree.flatten(batch), of_rows or arrays_of_rows(batch), strict=True)
     taken = [take(array) if is_taken else array for array, is_taken in pairs]
-    return tf.nest.pack_sequence_as(batch, taken)
+    return keras.tree.pack_sequence_as(batch, taken)
 
 
 def count_rows(batch: Any) -> Any:
-    """Return the number of rows of a mini-batch as a scalar int32 tensor."""
-    return tf.cast(num_rows(batch), tf.int32)
+    """Return the number of rows of a mini-batch, in a training step.
+
+    Returns:
+        With Keras' backend TensorFlow a scalar int32 tensor; with another backend an int, because
+        the step knows the shapes of its arrays.
+    """
+    rows = num_rows(batch)
+    if keras.backend.backend() != "tensorflow":
+        return rows
+    tf = sys.modules["tensorflow"]
+    return tf.cast(rows, tf.int32)

@@ -10,9 +10,10 @@ workers count the same epochs and windows if they iterate over the dataset equal
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import keras
 import numpy as np
 import tensorflow as tf
 
@@ -148,6 +149,30 @@ def cut_batches(
     return _with_length(part, total - (total > 0 and may_be_empty and not place.num_dealt(rest)))
 
 
+def read_windows(
+    windows: Callable[[], Iterator[Any]], sample: Any, total: int, size: int, place: WorkerPlace
+) -> _Dataset:
+    """Return a dataset of batches of this worker's rows from windows that a generator reads.
+
+    Args:
+        windows: Function that begins a pass over the data and returns its windows, as structures of
+            arrays [rows, ...].
+        sample: A window with at least one row.
+        total: Number of rows in one pass over the data.
+        size: Number of rows in a full window.
+        place: This worker's number in the run, and the rules that divide the training data among
+            workers.
+    """
+    signature = tf.nest.map_structure(
+        lambda column: tf.TensorSpec((None, *column.shape[1:]), tf.as_dtype(column.dtype)), sample
+    )
+    batches = tf.data.Dataset.from_generator(windows, output_signature=signature)
+    batches = batches.apply(tf.data.experimental.assert_cardinality(-(-total // size)))
+    if place.is_shared:
+        batches = cut_batches(batches, place, rest=total % size, is_repeated=False)
+    return batches.prefetch(1)
+
+
 def _with_length(dataset: _Dataset, length: int) -> _Dataset:
     """Return a dataset with an assertion of its number of elements, if the number is known."""
     if length == tf.data.UNKNOWN_CARDINALITY:
@@ -179,7 +204,7 @@ def rows_in(batch: Any, of_rows: Sequence[bool] | None = None) -> Any:
             `arrays_of_rows` returns; None: computed from `batch`.
     """
     kinds = of_rows or arrays_of_rows(batch)
-    rows = tf.nest.flatten(batch)[kinds.index(True)]
+    rows = keras.tree.flatten(batch)[kinds.index(True)]
     if isinstance(rows, tf.SparseTensor):
         return rows.dense_shape[0]
     if isinstance(rows, tf.RaggedTensor):

@@ -10,12 +10,6 @@ from thinwire.ops.types import ConfigurationError
 from thinwire.script.data.data import part_of_data
 
 
-class DataLoader:
-    """By its name and module as torch's, which Keras goes by."""
-
-    __module__ = "torch.utils.data.dataloader"
-
-
 class IterDataset:
     """A stand-in for grain's class of this name."""
 
@@ -26,7 +20,6 @@ class IterDataset:
     ("data", "what"),
     (
         ((row for row in range(3)), "a Python generator"),
-        (DataLoader(), "a torch DataLoader"),
         (IterDataset(), "a grain data set"),
     ),
 )
