@@ -26,6 +26,8 @@ class OptimizerTraits:
             placeholder policy in use until a worker sends the script's optimizers.
         gradient_scale: c if a step only computes ``theta -= rate * c * update`` for a gradient, and
             ``theta += rate * update`` for a change of weights; None if a step does more.
+        needs_keras: True if `ServerUpdate.init` imports Keras, so that Keras' backend must be
+            chosen before.
     """
 
     keeps_sparse: bool = False
@@ -34,6 +36,7 @@ class OptimizerTraits:
     dense_only: str = ""
     num_optimizers: int = 1
     gradient_scale: float | None = None
+    needs_keras: bool = False
 
     def factor(self, kind: Kind, rate: float) -> float | None:
         """Return the factor f if a step only computes ``theta -= f * update``, else None.

@@ -77,7 +77,7 @@ def describe(
         loss_scale = LossScale(float(scale), int(optimizer.dynamic_growth_steps), streak)
         optimizer = optimizer.inner_optimizer
     name = type(optimizer).__name__
-    if name not in allow_list.OPTIMIZERS or type(optimizer) is not getattr(keras.optimizers, name):
+    if name not in allow_list.OPTIMIZERS or not _is_of_keras(optimizer):
         raise ConfigurationError(
             f"the compiled optimizer is a {type(optimizer).__module__}.{name}, which a PS cannot "
             "build: expected a class of keras.optimizers itself, other than MultiOptimizer. "
@@ -99,6 +99,18 @@ def describe(
         has_slots=int(optimizer._iterations) > 0,
     )
     return DescribedOptimizer(offer, loss_scale)
+
+
+def _is_of_keras(optimizer: Any) -> bool:
+    """Return True if an optimizer's class is the class of keras.optimizers with the same name.
+
+    On PyTorch, Keras makes an object of a subclass with the same name, from another Keras module.
+    """
+    import keras
+
+    made = type(optimizer)
+    is_own = made.__module__.partition(".")[0] == "keras"
+    return is_own and issubclass(made, getattr(keras.optimizers, made.__name__))
 
 
 def describe_constraints(
@@ -201,8 +213,10 @@ def _plain(value: Any, what: str) -> Any:
         return value
     if isinstance(value, list | tuple):
         return [_plain(element, what) for element in value]
-    if hasattr(value, "numpy"):
-        value = value.numpy()
+    if hasattr(value, "shape"):  # a variable or tensor of Keras' backend, or a numpy array
+        import keras
+
+        value = keras.ops.convert_to_numpy(value)
     if hasattr(value, "item") and getattr(value, "size", 0) == 1:
         return value.item()
     raise ConfigurationError(
@@ -219,11 +233,11 @@ def _decays(optimizer: Any, variable: Any) -> bool:
     """Return True if the optimizer applies weight decay to the given variable."""
     import keras
 
-    # Keras matches the names from `exclude_from_weight_decay` against the name of the TensorFlow
-    # variable. For the optimizer Muon, Keras matches these names against the name of the Keras
-    # variable.
-
-    by_keras = isinstance(optimizer, keras.optimizers.Muon)
+    # On TensorFlow, Keras matches the names from `exclude_from_weight_decay` against the name of
+    # the TensorFlow variable, which contains the names of layers. On other backends, and for the
+    # optimizer Muon, Keras matches these names against the name of the Keras variable.
+    is_native = keras.backend.backend() == "tensorflow"
+    by_keras = isinstance(optimizer, keras.optimizers.Muon) or not is_native
     return bool(optimizer._use_weight_decay(variable if by_keras else variable.value))
 
 
@@ -257,19 +271,6 @@ def build_optimizer(described: Described, by_adamw: str = "") -> Any:
     if described.name == "Muon":
         config |= {"exclude_embeddings": False, "exclude_layers": [f"^{by_adamw}"] * bool(by_adamw)}
     return _build(getattr(keras.optimizers, described.name), config)
-
-
-def build_schedule(described: Described) -> Any:
-    """Build a Keras learning rate schedule, which is a function of the step.
-
-    Raises:
-        ConfigurationError: The learning rate schedule is not on the allow-list, or Keras rejects
-            its arguments.
-    """
-    import keras
-
-    allow_list.check_schedule(described)
-    return _build(getattr(keras.optimizers.schedules, described.name), described.config)
 
 
 def build_constraint(described: Described) -> Any:

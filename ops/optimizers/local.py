@@ -12,12 +12,14 @@ Centers", IEEE TSC 15(4), allows any local optimizer; the paper's code has only 
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from thinwire.ops.offer import Described
 from thinwire.ops.optimizers.base import LocalStep
 from thinwire.ops.optimizers.server import OPTIMIZERS, OptimizerUpdate
+from thinwire.ops.optimizers.slots import values_of
 from thinwire.ops.optimizers.variables import VariablesOptimizer
 from thinwire.ops.options import above_zero, choice, decay_factor, number
 from thinwire.ops.policy import setting
@@ -175,9 +177,9 @@ class LocalUpdate(LocalStep):
         zeros = np.zeros(num_parameters, np.float32)
         flat = VariablesOptimizer(self._described, zeros, spec)
         # some optimizer slots have the initial value 0.1
-        fills = [slot.numpy().flat[0] for slot in _all_slots(flat)]
-        # This step on zeros compiles the TensorFlow graph. If the first training step compiled the
-        # graph, that step would be slow, and its measured time may decide when workers push.
+        fills = [values_of(slot).flat[0] for slot in _all_slots(flat)]
+        # This step on zeros compiles the step. If the first training step compiled it, that
+        # training step would be slow, and its measured time may decide when workers push.
         flat.step(zeros, Update(None, zeros.copy()), 0.0, negate=False)
         _clear(flat, fills)
         return {"keras": flat, "fills": fills}
@@ -228,15 +230,19 @@ class LocalUpdate(LocalStep):
 
         if not self._averages:
             return np.empty(0, np.float32)
-        return np.concatenate([np.float32(slot).reshape(-1) for slot in _slots(state["keras"])])
+        slots = map(values_of, _slots(state["keras"]))
+        return np.concatenate([slot.astype(np.float32).reshape(-1) for slot in slots])
 
     def unpack(self, averaged: Float32, state: State) -> State:
         """Replace the worker's optimizer slots by averages [num_averaged] over all workers."""
+        import numpy as np
+
         start = 0
         for variable in _slots(state["keras"]) if len(averaged) else ():
-            size = variable.value.numpy().size
-            values = averaged[start : start + size].reshape(variable.shape)
-            variable.assign(values if values.ndim else round(float(values)))
+            size = math.prod(variable.shape)
+            values = averaged[start : start + size]
+            count = [np.round(values).astype(np.int64)]  # for the step count, the only scalar
+            state["keras"].assign(variable, [values] if variable.shape else count)
             start += size
         return state
 
@@ -314,4 +320,5 @@ def _clear(flat: VariablesOptimizer, fills: Sequence[Any]) -> None:
     import numpy as np
 
     for variable, fill in zip(_all_slots(flat), fills, strict=True):
-        variable.assign(np.full(variable.shape, fill, np.dtype(variable.dtype)))
+        values = np.full(math.prod(variable.shape), fill, np.dtype(variable.dtype))
+        flat.assign(variable, [values])

@@ -3,7 +3,8 @@
 A step of `MomentumSGD` takes a third of the time of a step of Keras's SGD. For `MomentumSGD`, each
 update is one optimizer step.
 
-Source: Keras's SGD: v = momentum v - rate g, theta = theta + v, each operation rounded to float32.
+Source: Keras's SGD: v = momentum v - rate g, theta = theta + v, each operation rounded to float32;
+with Nesterov's momentum, theta = theta + (momentum v - rate g), with the new v.
 """
 
 from __future__ import annotations
@@ -21,14 +22,19 @@ _PIECE = 1 << 16
 class MomentumSGD:
     """SGD with momentum that changes a weight buffer in place.
 
+    Args:
+        momentum: Factor on the velocity at each step.
+        theta: [n] float32 weights, of which only the shape is read.
+        nesterov: True for Nesterov's momentum.
+
     Attributes:
         velocity: [n] float32, the velocity (momentum slot) of SGD.
         num_steps: Number of optimizer steps so far, with dense and sparse updates.
     """
 
-    def __init__(self, momentum: float, theta: Float32) -> None:
+    def __init__(self, momentum: float, theta: Float32, nesterov: bool = False) -> None:
         """Set the velocity to zero for weights `theta` [n] float32."""
-        self._momentum = np.float32(momentum)
+        self._momentum, self._nesterov = np.float32(momentum), nesterov
         self._rate = np.float32(0)
         self.velocity = np.zeros_like(theta)
         self.num_steps = 0
@@ -40,8 +46,13 @@ class MomentumSGD:
         factor = -self._rate if negate else self._rate
         if update.indices is not None:
             self.velocity *= self._momentum
-            np.subtract.at(self.velocity, update.indices, factor * update.values)
-            theta += self.velocity
+            change = factor * update.values
+            np.subtract.at(self.velocity, update.indices, change)
+            step = self.velocity
+            if self._nesterov:
+                step = step * self._momentum
+                np.subtract.at(step, update.indices, change)
+            theta += step
         else:
             self._step_densely(theta, update.values, factor)
         self.num_steps += 1
@@ -54,7 +65,11 @@ class MomentumSGD:
             np.multiply(gradient[piece], factor, out=change)
             velocity *= self._momentum
             velocity -= change
-            theta[piece] += velocity
+            if self._nesterov:
+                np.subtract(velocity * self._momentum, change, out=change)
+                theta[piece] += change
+            else:
+                theta[piece] += velocity
 
     def save(self, keep: Keep = copied) -> State:
         """Return the slots of SGD with momentum, numbered in the order of Keras's SGD."""
@@ -73,4 +88,6 @@ class MomentumSGD:
         """
         if slots is not None:
             self.num_steps, self._rate = int(slots["0"]), np.float32(slots["1"])
-            self.velocity[:] = slots["2"]
+            # Keras' SGD has one velocity per group of variables, in the variables' shape.
+            velocities = [np.ravel(slots[str(n)]) for n in range(2, len(slots))]
+            np.concatenate(velocities, out=self.velocity)

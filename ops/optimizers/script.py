@@ -3,9 +3,9 @@
 An offer is the description of a script's model and optimizers that a worker sends to the parameter
 server. The learning rate comes from the script's optimizer or its schedule, not from the flag
 --learning_rate. If a script's optimizer is SGD, with or without momentum, the code for
---server_optimizer=sgd or momentum does its steps. All optimizers of a script except SGD run as
-Keras code on variables (`thinwire.ops.optimizers.variables`). A script may have several optimizers,
-for example for a GAN; each optimizer steps different variables.
+--server_optimizer=sgd or momentum does its steps, and Keras is not imported. All optimizers of a
+script except SGD run as Keras code on variables (`thinwire.ops.optimizers.variables`). A script may
+have several optimizers, for example for a GAN; each optimizer steps different variables.
 
 Source: design, section 11.
 """
@@ -23,7 +23,9 @@ from thinwire.ops.kernels.base import Kernels
 from thinwire.ops.offer import Described, Offer, OptimizerOffer
 from thinwire.ops.optimizers import allow_list
 from thinwire.ops.optimizers.base import Moment, OptimizerTraits, ServerUpdate, StepRate
-from thinwire.ops.optimizers.described import WAYS_OUT, build_schedule
+from thinwire.ops.optimizers.described import WAYS_OUT
+from thinwire.ops.optimizers.keras_schedules import build_schedule
+from thinwire.ops.optimizers.momentum_sgd import MomentumSGD
 from thinwire.ops.optimizers.rates import check_rates, rate_at
 from thinwire.ops.optimizers.server import OptimizerUpdate
 from thinwire.ops.optimizers.slots import ITERATION, Slot, velocity_slots
@@ -45,7 +47,7 @@ _log = logging.getLogger(__name__)
 #: Arguments of Keras' SGD that Thinwire's own SGD step does not support. An SGD with one of these
 #: arguments runs as Keras code.
 _ONLY_KERAS = (
-    *("nesterov", "weight_decay", "clipnorm", "clipvalue", "global_clipnorm", "use_ema"),
+    *("weight_decay", "clipnorm", "clipvalue", "global_clipnorm", "use_ema"),
     *("loss_scale_factor", "gradient_accumulation_steps"),
 )
 
@@ -103,6 +105,7 @@ class ScriptUpdate(ServerUpdate):
             # the argument global_clipnorm is the largest norm over all variables of the model
             one_shard=bool(config.get("global_clipnorm")),
             dense_only=name if name in allow_list.DENSE_ONLY else "",
+            needs_keras=not self._is_flat,
         )
 
     @property
@@ -133,7 +136,9 @@ class ScriptUpdate(ServerUpdate):
         if not len(theta):  # all variables of this optimizer are on other shard servers
             return state
         if self._is_flat:
-            state["inner"] = self._flat.init(theta, spec)
+            if momentum := self._flat.momentum:
+                nesterov = bool(self.described.config.get("nesterov"))
+                state["inner"] = {"optimizer": MomentumSGD(momentum, theta, nesterov)}
             if self.initial and "optimizer" in state["inner"]:
                 parts = [np.ravel(slot.values) for slot in self.initial]
                 np.concatenate(parts, out=state["inner"]["optimizer"].velocity)
@@ -300,6 +305,7 @@ class ScriptUpdates(ServerUpdate):
             whole_variables=any(traits.whole_variables for traits in every),
             one_shard=any(traits.one_shard for traits in every),
             dense_only=next(filter(None, (traits.dense_only for traits in every)), ""),
+            needs_keras=any(traits.needs_keras for traits in every),
             num_optimizers=len(every),
         )
 
@@ -362,7 +368,7 @@ class ScriptUpdates(ServerUpdate):
 
 
 class _RateAtStep:
-    """A Keras learning rate schedule that caches its last result; NaN if Keras raises an error."""
+    """A learning rate schedule that caches its last result; NaN if the schedule raises an error."""
 
     def __init__(self, schedule: Any) -> None:
         self._schedule = schedule
@@ -372,7 +378,7 @@ class _RateAtStep:
         self._has_failed = False
 
     def __call__(self, step: int) -> float:
-        """Return the schedule's learning rate at a step; NaN if Keras raises an exception."""
+        """Return the schedule's learning rate at a step; NaN if it raises an exception."""
         known, rate = self._newest
         if step != known:
             rate = rate_at(self._schedule, step)

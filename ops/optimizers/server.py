@@ -154,6 +154,7 @@ class OptimizerUpdate(FollowsOuterSchedule):
             whole_variables=name not in allow_list.ELEMENTWISE,
             dense_only=name if name in allow_list.DENSE_ONLY else "",
             gradient_scale=1.0 if self._is_plain else None,
+            needs_keras=not self._is_sgd or bool(self.weight_decay),
         )
 
     def init(self, theta: Float32, spec: ModelSpec | None = None) -> State:

@@ -105,6 +105,17 @@ def roles_of(optimizer: Any) -> list[tuple[int | None, str]]:
     return roles
 
 
+def values_of(variable: Any) -> Any:
+    """Return a copy of a Keras variable's value, as an array of its shape, on every backend.
+
+    The step count is int64, as on TensorFlow; JAX and PyTorch count in int32.
+    """
+    import numpy as np
+
+    values = np.asarray(variable.numpy())
+    return values.astype(np.int64) if values.dtype == np.int32 else values
+
+
 @dataclasses.dataclass(frozen=True)
 class OptimizerState:
     """The state of one of a script's optimizers on a shard server.
@@ -224,14 +235,14 @@ class OwnSlots:
     def are_initial(self) -> bool:
         """True if all slots have the values of a new optimizer, which has done no step."""
         return all(
-            bool((variable.numpy() == self._initial[key]).all())
+            bool((values_of(variable) == self._initial[key]).all())
             for key, variable in self._by_key.items()
         )
 
     def collect(self) -> list[Slot]:
         """Return copies of the optimizer's slots for shared variables, numbered by variable."""
         return [
-            Slot(number, role, variable.numpy())
+            Slot(number, role, values_of(variable))
             for (number, role), variable in self._by_key.items()
         ]
 
@@ -374,7 +385,7 @@ def _initial_slots(
     ]
     probe = build_optimizer(offer.optimizer, BY_ADAMW)
     probe.build(tiny)
-    values = [float(variable.numpy().reshape(-1)[0]) for variable in probe.variables]
+    values = [float(values_of(variable).flat[0]) for variable in probe.variables]
     pairs = zip(roles_of(probe), values, strict=True)
     return [(key, value) for key, value in pairs if key[1] != LEARNING_RATE]
 

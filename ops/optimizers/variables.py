@@ -13,8 +13,7 @@ Source: design, section 11.
 from __future__ import annotations
 
 import dataclasses
-import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from thinwire.ops.frozen import Keep, copied
@@ -27,13 +26,11 @@ from thinwire.ops.optimizers.slots import (
     LEARNING_RATE,
     Slot,
     roles_of,
+    values_of,
     variable_name,
 )
+from thinwire.ops.optimizers.steps import SteppedVariables, steps_of_backend
 from thinwire.ops.types import Float32, ModelSpec, State, TensorSpec, Update
-
-#: Fewest weights for which XLA compiles an optimizer step. With fewer weights, XLA saves less than
-#: 0.2 ms per step but takes 0.1 s to compile.
-FEWEST_FOR_XLA = 1 << 16
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,6 +94,20 @@ class VariablesOptimizer:
 
         self._spec = spec or ModelSpec((TensorSpec("shard", (len(theta),)),))
         self._groups = _groups(self._spec.tensors, described, rules)
+        self._steps_class = steps_of_backend(keras.backend.backend())
+        with self._steps_class.device():
+            self._build(described, theta)
+        unused = [group.unused for group in self._groups]
+        self._steps = self._steps_class(
+            SteppedVariables(self.optimizer, self.variables, unused, is_elementwise(described))
+        )
+        self._rate: float | None = None  # learning rate in the optimizer's variable; None: unknown
+        self._grouped = aligned(len(theta)) if self._is_mixed else None
+
+    def _build(self, described: Described, theta: Float32) -> None:
+        """Build the optimizer, and one Keras variable with the weights of each group."""
+        import keras
+
         self.optimizer = build_optimizer(described, BY_ADAMW)
         self.variables = []
         for number, group in enumerate(self._groups):
@@ -111,57 +122,12 @@ class VariablesOptimizer:
         if exempt:
             self.optimizer.exclude_from_weight_decay(var_list=exempt)
         self.optimizer.build(self.variables)
-        self._fuses = is_elementwise(described)
-        self._step = self._traced()
-        self._rate: float | None = None  # learning rate in the optimizer's variable; None: unknown
-        self._grouped = aligned(len(theta)) if self._is_mixed else None
 
     @property
     def _is_mixed(self) -> bool:
         """True if the variable slices, listed by group, are not in the shard server's order."""
         order = [number for group in self._groups for number in group.slices]
         return order != sorted(order)
-
-    def _traced(self) -> Callable[[Any], Any]:
-        """Return the optimizer's step as one compiled TensorFlow graph.
-
-        The argument of the graph for an optimizer step is a gradient [n] in the order of the groups
-        of variable slices. The graph for an optimizer step returns the new weights [n] in a list of
-        one tensor, or an empty list if XLA may compile the graph.
-        """
-        import tensorflow as tf
-
-        sizes = [group.size for group in self._groups]
-        used = any(not group.unused for group in self._groups)
-
-        def step(gradient: Any) -> Any:
-            if used:
-                gradients = [
-                    None if group.unused else tf.reshape(piece, group.shape)
-                    for group, piece in zip(self._groups, tf.split(gradient, sizes), strict=True)
-                ]
-                self.optimizer.apply(gradients, self.variables)
-            else:
-                self.optimizer._iterations.assign_add(1)
-            values = [tf.reshape(variable.value, [-1]) for variable in self.variables]
-            return [] if self._fuses else [tf.concat(values, 0)]
-
-        # XLA fuses the passes over a few large variables. For many small variables, and for copies
-        # between variables, XLA makes slower programs. So the step of an elementwise optimizer
-        # returns no joined copy of the weights; `step` copies them from the variables.
-        function: Any = tf.function(
-            step,
-            input_signature=[tf.TensorSpec((sum(sizes),), tf.float32)],
-            autograph=False,  # autograph is off, as in Keras's own optimizer steps
-            jit_compile=self._fuses and sum(sizes) >= FEWEST_FOR_XLA,
-        )
-        with warnings.catch_warnings():
-            # Keras would warn that unused variables have no gradient
-            warnings.simplefilter("ignore")
-            traced: Callable[[Any], Any] = function.get_concrete_function()
-        # A call of a TensorFlow concrete function takes a third less time than a call of
-        # `function`, which looks up the concrete function each time.
-        return traced
 
     def step(self, theta: Any, update: Update, rate: float, negate: bool) -> None:
         """Apply one update to the optimizer's variables and write the new weights into `theta`.
@@ -180,35 +146,24 @@ class VariablesOptimizer:
         if update.indices is not None:
             gradient = np.zeros_like(theta)
             gradient[update.indices] = update.values
-        # assigning the learning rate takes half the time of a small optimizer step
-        if rate != self._rate:
-            self.optimizer.learning_rate.assign(rate)
-            self._rate = rate
-        stepped = self._step(_as_tensor(self._by_group(-gradient if negate else gradient)))
+        with self._steps_class.device():
+            # assigning the learning rate takes half the time of a small optimizer step
+            if rate != self._rate:
+                self.optimizer.learning_rate.assign(rate)
+                self._rate = rate
+            stepped = self._steps.step(self._by_group(-gradient if negate else gradient))
         if not isinstance(theta, np.ndarray):
-            theta[:] = self._on_device()
+            tensors = self._spec.tensors
+            numbers = [[(n, tensors[n].size) for n in group.slices] for group in self._groups]
+            theta[:] = self._steps.on_device(numbers)
             return
-        if stepped:
-            # the memoryview of the new weights avoids a copy
-            np.copyto(theta, np.asarray(memoryview(stepped[0])))
+        if stepped is not None:
+            np.copyto(theta, stepped)
             return
-        for group, variable in zip(self._groups, self.variables, strict=True):
-            values = np.asarray(memoryview(variable.value.value())).reshape(-1)
+        for number, group in enumerate(self._groups):
+            values = self._steps.values(number)
             for place, part in self._places(group):
                 theta[place] = values[part]
-
-    def _on_device(self) -> Any:
-        """Return the new weights [n] as a `thinwire.ops.kernels.device.DeviceArray`."""
-        import tensorflow as tf
-
-        from thinwire.ops.kernels.device import DeviceArray
-
-        by_slice: dict[int, Any] = {}
-        for group, variable in zip(self._groups, self.variables, strict=True):
-            sizes = [self._spec.tensors[number].size for number in group.slices]
-            flat = tf.reshape(variable.value, [-1])
-            by_slice |= zip(group.slices, tf.split(flat, sizes), strict=True)
-        return DeviceArray(tf.concat([by_slice[number] for number in range(len(by_slice))], 0))
 
     def _by_group(self, flat: Float32) -> Float32:
         """Return `flat` [n] in the order of the slices' groups; the next call overwrites it."""
@@ -232,16 +187,22 @@ class VariablesOptimizer:
             start += size
         return places
 
+    def assign(self, variable: Any, parts: Sequence[Any]) -> None:
+        """Copy flat arrays, one after another, into a variable of the optimizer."""
+        with self._steps_class.device():
+            self._steps_class.assign(variable, parts)
+
     def set_weights(self, theta: Float32) -> None:
         """Step from the weights `theta` [n]; do not change the optimizer's slots."""
         offsets = self._spec.offsets
         for group, variable in zip(self._groups, self.variables, strict=True):
-            parts = [theta[offsets[number] : offsets[number + 1]] for number in group.slices]
-            variable.assign(_joined(parts, group.shape))
+            self.assign(variable, [theta[offsets[n] : offsets[n + 1]] for n in group.slices])
 
     def set_iterations(self, count: int) -> None:
         """Set the optimizer's step count."""
-        self.optimizer._iterations.assign(count)
+        import numpy as np
+
+        self.assign(self.optimizer._iterations, [np.array([count], np.int64)])
 
     def slots(self) -> list[Slot]:
         """Return the optimizer's slots, numbered by variable slice, without the learning rate.
@@ -252,7 +213,7 @@ class VariablesOptimizer:
         for variable, (number, role) in zip(
             self.optimizer.variables, roles_of(self.optimizer), strict=True
         ):
-            values = variable.numpy()
+            values = values_of(variable)
             if number is None:
                 if role != LEARNING_RATE:
                     slots.append(Slot(None, role, values))
@@ -269,28 +230,26 @@ class VariablesOptimizer:
         import numpy as np
 
         values_by_key = {(slot.slice, slot.role): slot.values for slot in slots}
-        for variable, (number, role) in zip(
-            self.optimizer.variables, roles_of(self.optimizer), strict=True
-        ):
-            if number is not None:
-                parts = [
-                    np.ravel(values_by_key[piece, role]) for piece in self._groups[number].slices
-                ]
-                variable.assign(np.concatenate(parts).reshape(variable.shape))
-            elif role not in (LEARNING_RATE, ITERATION):
-                variable.assign(values_by_key[None, role])
+        roles = roles_of(self.optimizer)
+        for variable, (number, role) in zip(self.optimizer.variables, roles, strict=True):
+            if number is None and role in (LEARNING_RATE, ITERATION):
+                continue
+            pieces = [None] if number is None else self._groups[number].slices
+            self.assign(variable, [np.ravel(values_by_key[piece, role]) for piece in pieces])
 
     def save(self, keep: Keep = copied) -> State:
         """Return copies of the optimizer's slots, step count and learning rate."""
-        return {str(i): v.numpy() for i, v in enumerate(self.optimizer.variables)}
+        return {str(i): values_of(v) for i, v in enumerate(self.optimizer.variables)}
 
     def restore(self, slots: State | None, theta: Float32) -> None:
         """Step from the weights `theta` [n], with slots that `save` returned; None: same slots."""
+        import numpy as np
+
         self._rate = None
         self.set_weights(theta)
         if slots is not None:
             for number, variable in enumerate(self.optimizer.variables):
-                variable.assign(slots[str(number)])
+                self.assign(variable, [np.ravel(slots[str(number)])])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -350,31 +309,3 @@ def _groups(
             )
         )
     return groups
-
-
-def _joined(parts: Sequence[Any], shape: tuple[int, ...]) -> Any:
-    """Concatenate and reshape arrays; the result is on the same host or device as `parts`."""
-    import numpy as np
-
-    if isinstance(parts[0], np.ndarray):
-        return np.concatenate(parts).reshape(shape)
-    import tensorflow as tf
-
-    return tf.reshape(tf.concat([_as_tensor(part) for part in parts], 0), shape)
-
-
-def _as_tensor(values: Any) -> Any:
-    """Return a TensorFlow tensor [n] with the values of a memory buffer [n].
-
-    The tensor shares the buffer's memory if the buffer's address is a multiple of 64 bytes and the
-    buffer is writeable. The caller must not change the buffer while the tensor with its values is
-    in use.
-    """
-    import numpy as np
-    import tensorflow as tf
-
-    if not isinstance(values, np.ndarray):
-        return values.value  # `values` is a `DeviceArray`, which contains a tensor
-    if values.ctypes.data % 64 or not values.flags.writeable:
-        return tf.convert_to_tensor(values)
-    return tf.experimental.dlpack.from_dlpack(values.__dlpack__())

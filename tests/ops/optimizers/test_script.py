@@ -8,7 +8,7 @@ import pytest
 
 from thinwire.ops.kernels import load_kernels
 from thinwire.ops.offer import Described, OptimizerOffer
-from thinwire.ops.optimizers import allow_list, variables
+from thinwire.ops.optimizers import allow_list, tensorflow_steps
 from thinwire.ops.optimizers.base import Moment
 from thinwire.ops.optimizers.described import describe
 from thinwire.ops.optimizers.script import ScriptUpdate, ScriptUpdates
@@ -54,9 +54,9 @@ def test_a_rate_that_the_script_has_set_outlives_a_restart():
     assert rate(update, again) == 0.01
 
 
-@pytest.mark.parametrize("fewest", [1, variables.FEWEST_FOR_XLA], ids=["by XLA", "traced"])
+@pytest.mark.parametrize("fewest", [1, tensorflow_steps.FEWEST_FOR_XLA], ids=["by XLA", "traced"])
 def test_after_a_restore_steps_are_those_of_the_saved_optimizer(fewest, monkeypatch):
-    monkeypatch.setattr(variables, "FEWEST_FOR_XLA", fewest)
+    monkeypatch.setattr(tensorflow_steps, "FEWEST_FOR_XLA", fewest)
     update, theta = offered("Adam"), numbers()
     state = step(update, theta, update.init(theta, SPEC), numbers(1))
     saved, restored = copy.deepcopy(update.save(state)), theta.copy()
@@ -68,14 +68,14 @@ def test_after_a_restore_steps_are_those_of_the_saved_optimizer(fewest, monkeypa
 
 def stepped(name, fewest, monkeypatch):
     """Return the weights after two steps; XLA compiles variables of at least this many entries."""
-    monkeypatch.setattr(variables, "FEWEST_FOR_XLA", fewest)
+    monkeypatch.setattr(tensorflow_steps, "FEWEST_FOR_XLA", fewest)
     theta, optimizer = (
         numbers(),
         VariablesOptimizer(Described(name, {"learning_rate": 0.0}), numbers(), SPEC),
     )
     for number in (1, 2):
         optimizer.step(theta, Update(None, numbers(number)), 0.1, negate=False)
-    return theta, optimizer._step.function_def.attr["_XlaMustCompile"].b
+    return theta, optimizer._steps._step.function_def.attr["_XlaMustCompile"].b
 
 
 @pytest.mark.parametrize("name", sorted(allow_list.ELEMENTWISE))
