@@ -148,10 +148,7 @@ def _play(script: list[str] | None) -> int:
             f"--type_node={run.type_node} --model_from=worker: this command runs no script that "
             "provides the model; start the script with `thinwire run`, or take --model_from=flags."
         )
-    if _needs_tensorflow(run):
-        _require_tensorflow(run)
-    elif script is not None:
-        _require_backend()
+    _require_backend(run, script is not None)
     if script is not None and FLAGS.dry_run:
         return int(importlib.import_module(_WITH_SCRIPT[run.type_node]).show(run, script))
     _lock(run)
@@ -216,25 +213,23 @@ def _needs_tensorflow(run: Run) -> bool:
     return has_model or run.kernels == "tf"
 
 
-def _require_tensorflow(run: Run) -> None:
-    if importlib.util.find_spec("tensorflow") is None:
-        raise ConfigurationError(
-            f"TensorFlow is not installed, which --type_node={run.type_node} needs for a model that "
-            "flags name, and every role for --kernels=tf: pip install 'thinwire[cpu]', or "
-            "'thinwire[gpu]' for NVIDIA GPUs. With another Keras backend, run a script of your own "
-            "by `thinwire run`."
-        )
-
-
-def _require_backend() -> None:
-    """Reject a script's run on a machine without any Keras backend.
+def _require_backend(run: Run, runs_script: bool) -> None:
+    """Reject a run whose models no installed Keras backend can compute.
 
     Raises:
-        ConfigurationError: No package of a Keras backend is installed.
+        ConfigurationError: TensorFlow is missing and this node needs it, or the launcher of a
+            script finds no Keras backend.
     """
-    if not any(importlib.util.find_spec(name) for name in launch.KERAS_BACKENDS):
+    if _needs_tensorflow(run) and importlib.util.find_spec("tensorflow") is None:
         raise ConfigurationError(
-            "No Keras backend is installed, which a script needs: pip install 'thinwire[cpu]' "
+            f"TensorFlow is not installed, but --type_node={run.type_node} needs it, because flags "
+            "name the model or --kernels=tf is given: pip install 'thinwire[cpu]', or "
+            "'thinwire[gpu]' for NVIDIA GPUs. On another Keras backend, train with a script of "
+            "your own: `thinwire run`."
+        )
+    if runs_script and not any(map(importlib.util.find_spec, launch.KERAS_BACKENDS)):
+        raise ConfigurationError(
+            "No Keras backend is installed, but a script needs one: pip install 'thinwire[cpu]' "
             "(TensorFlow), 'thinwire[gpu]' (TensorFlow for NVIDIA GPUs), 'thinwire[jax]' or "
             "'thinwire[torch]'."
         )
