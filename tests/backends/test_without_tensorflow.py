@@ -36,7 +36,7 @@ TENSORFLOWS_OWN = {
 #: Packages whose modules import TensorFlow where the script's backend is TensorFlow.
 OF_BACKENDS = ("thinwire.script.", "thinwire.ops.optimizers.tensorflow")
 #: What cannot be imported if there is no backend at all.
-OF_KERAS = ("thinwire.models.", "thinwire.advisor.stand_in", "thinwire.script.")
+OF_KERAS = ("thinwire.models.", "thinwire.advisor.stand_in", "thinwire.supervisor.scorer")
 IMPORT_ALL = """
 import importlib, json, os, pathlib, sys
 failures = {}
@@ -61,7 +61,7 @@ def environment(tmp_path_factory):
         (folder / "jax.py").write_text("raise ImportError('no JAX')")
     variables = without(folder, "tensorflow")
     variables["PYTHONPATH"] += f":{ROOT}"
-    return os.environ | variables | {"KERAS_BACKEND": BACKEND, "PYTHONDONTWRITEBYTECODE": "1"}
+    return os.environ | variables | {"KERAS_BACKEND": BACKEND}
 
 
 def play(environment, folder, *words):
