@@ -14,7 +14,7 @@ TOOLING := tests/bench tests/mutants tests/test_package_processes.py
 TEST_PROCESSES ?= $(shell n=$$(getconf _NPROCESSORS_ONLN); echo $$((n < 2 ? n + 1 : 4)))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test tooling engines lint types docs proto bench peers format product mutants chaos soak fuzz clean
+.PHONY: help setup demo test tooling engines backends lint types docs proto bench peers format product mutants chaos soak fuzz clean
 
 help: ## This list
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /\1\t/' | expand -t 12
@@ -26,16 +26,21 @@ setup: $(STAMP) ## Make .venv with everything pinned, and the command thinwire
 # 4 s shorter where Python may not write (PYTHONDONTWRITEBYTECODE). A few packages hold files for
 # other Pythons: "-".
 # pyenv's python3.12 works only where that version is selected: then it is looked up.
-$(STAMP): requirements.txt requirements-dev.txt
+# $(call environment,FOLDER,REQUIREMENTS)
+define environment
 	@python=$(PYTHON); $$python -c '' 2>/dev/null || \
 	  python=$$(pyenv prefix "$$(pyenv whence $(PYTHON) | tail -n 1)")/bin/$(PYTHON); \
 	$$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 	  echo "$(PYTHON) is $$($$python --version): the pinned packages need CPython 3.11 or later;" \
 	    "run for example: make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; exit 1; }; \
-	test -x $(BIN)/python || $$python -m venv $(VENV)
-	if $(BIN)/python -m pip install --quiet uv && \
-	   $(BIN)/python -m uv pip install --quiet --python $(BIN)/python -r requirements-dev.txt; \
-	then :; else $(BIN)/python -m pip install --quiet -r requirements-dev.txt; fi
+	test -x $(1)/bin/python || $$python -m venv $(1)
+	if $(1)/bin/python -m pip install --quiet uv && \
+	   $(1)/bin/python -m uv pip install --quiet --python $(1)/bin/python -r $(2); \
+	then :; else $(1)/bin/python -m pip install --quiet -r $(2); fi
+endef
+
+$(STAMP): requirements.txt requirements-dev.txt
+	$(call environment,$(VENV),requirements-dev.txt)
 	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .
 	-$(BIN)/python -m compileall -q -j 0 $(VENV)/lib thinwire $(CARD) >/dev/null
 	touch $@
@@ -56,6 +61,27 @@ tooling: $(STAMP) ## Tests of the benchmarks, of make mutants and of the wheel
 
 engines: $(STAMP) ## Tests on Ray, Slurm and an S3 server, started here
 	$(BIN)/python -m pytest -q -m "engines and not product"
+
+# The environment of its own has no TensorFlow. torch for processors alone is a tenth of its download,
+# where pip finds it. A broken download must not take the tests on JAX along.
+BACKENDS := $(VENV)-backends
+TORCH := torch==2.13.0
+TORCH_SECONDS := 900
+backends: $(BACKENDS)/.complete ## Tests on Keras' backends JAX and PyTorch, without TensorFlow
+	@test -e $(BACKENDS)/.torch || { timeout $(TORCH_SECONDS) $(SHELL) -c '\
+	    pip="$(BACKENDS)/bin/python -m pip install --quiet"; \
+	    $$pip $(TORCH)+cpu 2>/dev/null || $$pip $(TORCH)' && touch $(BACKENDS)/.torch; } || true
+	KERAS_BACKEND=jax $(ON_BACKEND)
+	@test ! -e $(BACKENDS)/.torch || KERAS_BACKEND=torch $(ON_BACKEND)
+	@test -e $(BACKENDS)/.torch || echo "SKIPPED: the tests on torch, because pip did not install" \
+	    "$(TORCH) within $(TORCH_SECONDS) s; the tests on JAX have passed"
+
+ON_BACKEND = PYTHONDONTWRITEBYTECODE= $(BACKENDS)/bin/python -m pytest -q -n $(TEST_PROCESSES) \
+  --dist loadfile --no-loadscope-reorder -m "not product and not engines" tests/backends
+
+$(BACKENDS)/.complete: requirements-backends.txt
+	$(call environment,$(BACKENDS),requirements-backends.txt)
+	touch $@
 
 # PART=DIGEST, of a commit, chooses a tenth of the mixes and of what else needs no nodes.
 PARTS := tests/test_product.py tests/test_compiled_optimizers.py tests/ops tests/worker \

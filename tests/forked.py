@@ -22,6 +22,7 @@ import fcntl
 import functools
 import gc
 import importlib
+import importlib.util
 import json
 import os
 import pathlib
@@ -53,6 +54,20 @@ LOADED = (
     "thinwire.launcher.script",
     "thinwire.launcher.local",
     "thinwire.script.keras.distribute",
+)
+#: Modules that nodes import where a script's backend is not TensorFlow. JAX and torch have threads
+#: once they are imported, and a fork of such a process may wait for ever.
+LOADED_WITHOUT_TENSORFLOW = (
+    "numpy",
+    "thinwire.ps.role",
+    "thinwire.supervisor.role",
+    "thinwire.supervisor.report.__main__",
+    "thinwire.cli.commands",
+    "thinwire.cli.node",
+    "thinwire.launcher.run",
+    "tensorboard.compat.proto.event_pb2",
+    "thinwire.launcher.script",
+    "thinwire.launcher.local",
 )
 #: Environment variable of xdist's workers: the folder of the Forker that they share.
 _FOLDER = "THINWIRE_TESTS_FORKER"
@@ -317,13 +332,18 @@ def _die_with(life: int) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
 
 
+def _has_tensorflow() -> bool:
+    is_chosen = os.environ.get("KERAS_BACKEND", "tensorflow") == "tensorflow"
+    return is_chosen and importlib.util.find_spec("tensorflow") is not None
+
+
 def main() -> None:
     """Load, fork at every request, and in a fork run the program that was requested."""
     _die_with(int(sys.argv[2]))
     sys.path.insert(0, str(ROOT))
     importlib.import_module("thinwire")
     sys.path.remove(str(ROOT))
-    for name in LOADED:
+    for name in LOADED if _has_tensorflow() else LOADED_WITHOUT_TENSORFLOW:
         importlib.import_module(name)
     collect_rarely()
     words = _Server(socket.socket(fileno=int(sys.argv[1]))).serve()

@@ -91,11 +91,24 @@ def test_local_links_lead_somewhere():
 
 
 def test_requirements_are_pinned_and_name_no_index():
-    for name in ("requirements.txt", "requirements-dev.txt"):
+    for name in ("requirements.txt", "requirements-dev.txt", "requirements-backends.txt"):
         for line in (ROOT / name).read_text().splitlines():
             if line and not line.startswith(("#", "-r ")):
                 requirement, _, _ = line.partition(" ; ")  # for which Pythons and systems
                 assert re.fullmatch(r"[a-z0-9-]+==[\w.]+", requirement), f"{name}: {line}"
+
+
+def _pins(name):
+    lines = (line.partition(" ; ")[0] for line in (ROOT / name).read_text().splitlines())
+    return dict(line.split("==") for line in lines if re.match(r"[a-z]", line))
+
+
+def test_backends_are_tested_without_tensorflow_and_with_the_same_versions_otherwise():
+    usual, pins = _pins("requirements.txt"), _pins("requirements-backends.txt")
+    assert not [name for name in pins if "tensorflow" in name]
+    usual |= _pins("requirements-dev.txt")
+    others = {name for name in pins if name in usual and pins[name] != usual[name]}
+    assert others <= {"mpmath"}  # sympy, which torch needs, takes an older one
 
 
 def test_a_class_name_stands_for_one_thing():

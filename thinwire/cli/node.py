@@ -28,6 +28,7 @@ from thinwire.flags import run as run_flags
 from thinwire.flags.registration import define
 from thinwire.ops.types import ConfigurationError
 from thinwire.ps import flags as ps_flags
+from thinwire.runtime.run.devices import device_variables
 from thinwire.runtime.run.files import read_bounded
 from thinwire.runtime.run.quiet import configure_libraries, import_quietly
 from thinwire.runtime.run.script_target import MODULE_OPTION, ScriptTarget
@@ -65,6 +66,8 @@ _STARTERS = ("Cluster", "Advisor")
 _TYPE_NODE = re.compile(r"--?type_node[= ](\w+)")
 #: Roles that build no model from flags if a worker's script sends the model.
 _WITHOUT_MODEL = ("PS", "Supervisor")
+#: Roles that need no Keras backend of their own if a worker's script sends the model.
+_WITHOUT_BACKEND = (*_WITHOUT_MODEL, "Cluster")
 #: Roles that run without a parameter server (PS) and write files only into --run_dir.
 _WITHOUT_PS = ("Standalone", "Simulator", "Advisor")
 #: Names of libraries whose log lines below WARNING are hidden.
@@ -145,8 +148,7 @@ def _play(script: list[str] | None) -> int:
             f"--type_node={run.type_node} --model_from=worker: this command runs no script that "
             "provides the model; start the script with `thinwire run`, or take --model_from=flags."
         )
-    if _needs_tensorflow(run):
-        _require_tensorflow()
+    _require_backend(run, script is not None)
     if script is not None and FLAGS.dry_run:
         return int(importlib.import_module(_WITH_SCRIPT[run.type_node]).show(run, script))
     _lock(run)
@@ -202,20 +204,34 @@ def _explain(error: Exception) -> str:
 
 
 def _needs_tensorflow(run: Run) -> bool:
-    """Return True if a node needs TensorFlow when its process starts.
+    """Return True if a node needs TensorFlow, on which the built-in networks run.
 
-    If a worker's script sends the model, a PS and a Supervisor start without TensorFlow. The PS
-    imports TensorFlow later if it must run the workers' Keras optimizer.
+    If a worker's script sends the model, launcher, PS and Supervisor start without TensorFlow. The
+    PS imports a Keras backend later if it must run the workers' Keras optimizer.
     """
-    has_model = run.type_node not in _WITHOUT_MODEL or not run.model_is_offered
+    has_model = run.type_node not in _WITHOUT_BACKEND or not run.model_is_offered
     return has_model or run.kernels == "tf"
 
 
-def _require_tensorflow() -> None:
-    if importlib.util.find_spec("tensorflow") is None:
+def _require_backend(run: Run, runs_script: bool) -> None:
+    """Reject a run whose models no installed Keras backend can compute.
+
+    Raises:
+        ConfigurationError: TensorFlow is missing and this node needs it, or the launcher of a
+            script finds no Keras backend.
+    """
+    if _needs_tensorflow(run) and importlib.util.find_spec("tensorflow") is None:
         raise ConfigurationError(
-            "TensorFlow is not installed, and every role needs it: pip install 'thinwire[cpu]', or "
-            "'thinwire[gpu]' for NVIDIA GPUs."
+            f"TensorFlow is not installed, but --type_node={run.type_node} needs it, because flags "
+            "name the model or --kernels=tf is given: pip install 'thinwire[cpu]', or "
+            "'thinwire[gpu]' for NVIDIA GPUs. On another Keras backend, train with a script of "
+            "your own: `thinwire run`."
+        )
+    if runs_script and not any(map(importlib.util.find_spec, launch.KERAS_BACKENDS)):
+        raise ConfigurationError(
+            "No Keras backend is installed, but a script needs one: pip install 'thinwire[cpu]' "
+            "(TensorFlow), 'thinwire[gpu]' (TensorFlow for NVIDIA GPUs), 'thinwire[jax]' or "
+            "'thinwire[torch]'."
         )
 
 
@@ -224,8 +240,7 @@ def _prepare_process(run: Run) -> None:
     from thinwire.runtime.malloc import keep_freed_memory
 
     keep_freed_memory()
-    if run.device != "auto":
-        os.environ["CUDA_VISIBLE_DEVICES"] = run.device.removeprefix("gpu:").replace("cpu", "-1")
+    os.environ.update(device_variables(run.device))
     if run.type_node != "Cluster" and _needs_tensorflow(run):
         import_quietly("tensorflow")
 

@@ -24,7 +24,7 @@ from thinwire.ops.options import (
     words,
 )
 from thinwire.ops.types import ConfigurationError
-from thinwire.runtime.run.settings import Run
+from thinwire.runtime.run.settings import Run, per_worker
 
 FLAGS = flags.FLAGS
 
@@ -53,6 +53,12 @@ def _are_amounts(given: Sequence[str]) -> bool:
 
 _ARE_RESOURCES = FlagRule(_are_amounts, "must be amounts above 0, such as cpus=4,gpus=1")
 
+#: Keras backends that a script may use. Thinwire does not run on Keras' other backends.
+KERAS_BACKENDS = ("tensorflow", "jax", "torch")
+_ARE_BACKENDS = FlagRule(
+    lambda names: not names or set(names) <= {*KERAS_BACKENDS},
+    f"takes {', '.join(KERAS_BACKENDS[:-1])} and {KERAS_BACKENDS[-1]}, such as torch or jax,torch",
+)
 _SCRIPT = Topic(
     "Scripts (thinwire run)",
     (
@@ -68,6 +74,17 @@ _SCRIPT = Topic(
             "run directory",
             rule=NOT_EMPTY,
             unset="no run",
+        ),
+        *advanced(
+            comma_list(
+                "keras_backend",
+                "",
+                "Keras backend of the workers, which the environment variable KERAS_BACKEND names "
+                "otherwise; the workers of a run may have different backends.",
+                "tensorflow|jax|torch, one for all or one per worker",
+                rule=_ARE_BACKENDS,
+                unset="the environment's",
+            ),
         ),
     ),
 )
@@ -96,6 +113,15 @@ TOPICS = (
                 unset="each host has the code, at the same path or installed",
             ),
             *advanced(
+                integer(
+                    "gpus_per_worker",
+                    None,
+                    "Number of NVIDIA GPUs of its machine that a worker sees; if there are too few "
+                    "for all workers, several workers share a GPU. 0: workers compute on the CPU.",
+                    "count",
+                    low=0,
+                    unset="all GPUs of a machine, divided evenly among its workers",
+                ),
                 words(
                     "interface",
                     None,
@@ -202,6 +228,7 @@ SCRIPT_DEFAULTS = (
 _SLURM = "slurm"
 #: Name of a flag -> values of --launcher for which the flag has an effect.
 _HEEDED_BY = {
+    "gpus_per_worker": ("local", "ssh"),
     "hosts_file": ("ssh",),
     "sync_dst_dir": ("ssh",),
     "interface": ("ssh",),
@@ -262,6 +289,16 @@ def launcher_here() -> str:
         return str(FLAGS.launcher or "ssh")
     is_task = FLAGS.type_node == "Cluster" and step_of(os.environ) is not None
     return _SLURM if is_task else "local"
+
+
+def keras_backends(nb_workers: int) -> tuple[str, ...]:
+    """Return the Keras backend of every worker from --keras_backend; empty without the flag.
+
+    Raises:
+        ConfigurationError: --keras_backend has neither one value nor one value per worker.
+    """
+    names: list[str] = FLAGS.keras_backend
+    return per_worker(names, nb_workers, "keras_backend") if names else ()
 
 
 def step_here() -> SlurmStep:

@@ -10,7 +10,6 @@ import platform
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from thinwire.flags import launch
 from thinwire.launcher.role import given_flags
 from thinwire.ops.types import ConfigurationError
 from thinwire.runtime.persistence.documents import write_json_atomically
@@ -20,9 +19,12 @@ from thinwire.runtime.run.script_target import ScriptTarget, module_words
 from thinwire.runtime.run.settings import Run
 
 #: Packages whose versions may change the result of a run.
-_PACKAGES = ("keras", "numpy", "tensorflow", "tensorflow-cpu", "grpcio", "protobuf")
+_PACKAGES = ("keras", "numpy", "tensorflow", "tensorflow-cpu", "jax", "torch", "grpcio", "protobuf")
 #: Flags that a repetition of a run (--like) does not copy from the earlier run.
-_NOT_REPEATED = ("type_node", "model_from", "run_dir", "overwrite", "resume", "flagfile")
+_NOT_REPEATED = (
+    *("type_node", "model_from", "run_dir", "overwrite", "resume", "flagfile"),
+    *("dry_run", "like"),
+)
 
 
 def write(run: Run, script: Sequence[str], began: float) -> None:
@@ -41,7 +43,7 @@ def document(run: Run, script: Sequence[str]) -> dict[str, Any]:
     """Return a run's flags, package versions and script, for launch.json and summary.json."""
     target = ScriptTarget.of(script)
     path = target.path.resolve()
-    words = given_flags((*_NOT_REPEATED, *launch.SCRIPT_NAMES, "policy"))
+    words = given_flags((*_NOT_REPEATED, "policy"))
     if run.policy is not None:  # a repetition may start in another folder
         words.append(f"--policy={run.policy.path}")
     return {

@@ -26,6 +26,7 @@ from absl import flags
 
 from thinwire.flags import launch, security
 from thinwire.launcher import watchdog
+from thinwire.launcher.gpus import GpuShares, gpus_here
 from thinwire.launcher.output import READ_BYTES, follow
 from thinwire.launcher.program import HERE
 from thinwire.launcher.role import Launcher, LineSink, Node, environment, threads_of
@@ -92,15 +93,20 @@ def start_here(
         node: PS shard, worker or Supervisor to start. A node without `output` writes to the
             terminal directly.
         more_flags: Flags to add to the node's command line.
-        variables: Environment variables that the started process gets, in addition to this
-            process's variables.
+        variables: Environment variables that the started process gets, in addition to the node's
+            and this process's variables.
     """
     command = [sys.executable, *node.words(HERE, more_flags)]
     opened = None if node.input is None else node.input.open()
     given_input, passed = ("", ()) if opened is None else (f"fd:{opened}", (opened,))
     supervised = watchdog_command(sys.executable, HERE.watchdog, command, given_input=given_input)
     try:
-        return SupervisedProcess(supervised, node.output, variables=variables, passed=passed)
+        return SupervisedProcess(
+            supervised,
+            node.output,
+            variables={**node.variables, **(variables or {})},
+            passed=passed,
+        )
     finally:
         for descriptor in passed:
             os.close(descriptor)
@@ -246,19 +252,27 @@ class LocalLauncher(Launcher):
     """Starts every node of a run as a process of this machine."""
 
     def __init__(self, run: Run, script_folder: pathlib.Path | None = None) -> None:
+        """Choose the addresses of the PS, and deal this machine's GPUs to the workers.
+
+        Raises:
+            ConfigurationError: --gpus_per_worker contradicts --device or this machine's GPUs.
+        """
         self.addresses = _choose_addresses(run.addresses)
         self._threads = threads_of(os.cpu_count() or 1, run.nb_workers)
+        machines = dict.fromkeys(range(1, run.nb_workers + 1), "this machine")
+        self._gpus = GpuShares(machines, lambda _: gpus_here(), run.device, FLAGS.gpus_per_worker)
 
     def start(self, node: Node) -> SupervisedProcess:
         """Start a node on this machine; a watchdog ends it when the launcher ends or dies."""
-        return start_here(node, f"--worker_threads={self._threads}")
+        variables = self._gpus.variables(node.role, node.number)
+        return start_here(node, f"--worker_threads={self._threads}", variables=variables)
 
 
 class SlurmLauncher(Launcher):
     """Starts the nodes of this task of a Slurm step, on this host; other tasks start the others.
 
     Slurm sends signals to all processes that a task has started, and kills these processes at the
-    end of the job.
+    end of the job. Slurm also chooses the GPUs of a task, and so of the task's worker.
     """
 
     def __init__(self, run: Run, script_folder: pathlib.Path | None = None) -> None:

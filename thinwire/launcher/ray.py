@@ -32,6 +32,7 @@ from absl import flags, logging
 
 from thinwire.flags import launch, security
 from thinwire.launcher import deployment, watchdog
+from thinwire.launcher.gpus import on_shared_gpu
 from thinwire.launcher.local import SupervisedProcess, exit_code, start_here, watchdog_command
 from thinwire.launcher.output import READ_BYTES, NodeOutput, Screen, follow, report_losses
 from thinwire.launcher.ray_actor import ActorLocation, NodeActor
@@ -75,7 +76,7 @@ class RayProcess:
         self,
         ray: Any,
         actor: Any,
-        arrange: Callable[[ActorLocation], tuple[list[str], str]],
+        arrange: Callable[[ActorLocation], tuple[list[str], str, dict[str, str]]],
         output: LineSink,
     ) -> None:
         """Start a thread that starts the PS or worker when Ray has placed the node's actor.
@@ -105,8 +106,7 @@ class RayProcess:
         """
         try:
             location = find(self._ray, self._actor, self._killed)
-            command, moved = self._arrange(location)
-            self._ray.get(self._actor.start.remote(command, moved))
+            self._ray.get(self._actor.start.remote(*self._arrange(location)))
             with self._lock:
                 self.started.set()
                 for number in self._early:
@@ -351,8 +351,8 @@ class RayLauncher(Launcher):
         with file:
             return self._ray.put(file.read())
 
-    def _arrange(self, node: Node, found: ActorLocation) -> tuple[list[str], str]:
-        """Return a node's command line for its actor's host, and the list of moved PS addresses."""
+    def _arrange(self, node: Node, found: ActorLocation) -> tuple[list[str], str, dict[str, str]]:
+        """Return a node's command line for its actor's host, moved PS addresses and variables."""
         place = node.role, node.number
         with self._lock:
             before, self._found[place] = self._found[place], found
@@ -389,7 +389,13 @@ class RayLauncher(Launcher):
             grace_seconds=0.0,
             given_input=given_input,
         )
-        return supervised, moved
+        return supervised, moved, self._variables(node)
+
+    def _variables(self, node: Node) -> dict[str, str]:
+        """Return a node's environment variables; Ray itself chooses the GPUs of a worker."""
+        gpus = self._bundles[node.role, node.number].get("GPU", 0.0)
+        is_shared = node.role == "Worker" and gpus != int(gpus)
+        return {**node.variables, **(on_shared_gpu() if is_shared else {})}
 
     def _move(self, shard: int) -> None:
         """Send a restarted PS shard's address to every node's actor; the caller holds `_lock`."""

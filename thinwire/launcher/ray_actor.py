@@ -14,9 +14,10 @@ import pathlib
 import socket
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from thinwire.proto.moved import MOVED_VARIABLE
+from thinwire.runtime.run.devices import ON_CPU
 
 _MOVED_FILE = "ps_moved"
 
@@ -67,21 +68,23 @@ class NodeActor:
         has_token = bool(os.environ.get(token_variable))
         return ActorLocation(node, address, port, has_token, sys.executable)
 
-    def start(self, command: Sequence[str], moved: str) -> None:
+    def start(self, command: Sequence[str], moved: str, variables: Mapping[str, str]) -> None:
         """Start the PS or worker of this Ray actor as a child process.
 
         Args:
             command: Command line of the node's watchdog.
             moved: Text with new addresses of PS shards, which `note_moved` writes to a file.
+            variables: Environment variables of the node, in addition to those of its Ray node.
         """
         self.note_moved(moved)
-        environment = dict(os.environ) | {MOVED_VARIABLE: str(_code_folder() / _MOVED_FILE)}
+        moved_file = str(_code_folder() / _MOVED_FILE)
+        environment = {**os.environ, **variables, MOVED_VARIABLE: moved_file}
         # The node's command line has all flags, and these variables of the Ray node's environment
         # would add flags.
         for name in ("TF_CONFIG", "THINWIRE_FLAGS"):
             environment.pop(name, None)
         if not importlib.import_module("ray").get_gpu_ids():  # Ray gave the actor no GPU
-            environment["CUDA_VISIBLE_DEVICES"] = "-1"
+            environment |= ON_CPU
         pipe = subprocess.PIPE
         self._process = subprocess.Popen(
             command, stdin=pipe, stdout=pipe, stderr=pipe, env=environment, cwd=_code_folder()

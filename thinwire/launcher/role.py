@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import importlib.util
 import os
 import pathlib
 import pkgutil
 import signal
 import threading
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import IO, Any, Protocol
 
 from absl import flags, logging
@@ -29,6 +30,7 @@ from thinwire.launcher.program import HostPrograms
 from thinwire.launcher.run_start import start_in_claimed_directory
 from thinwire.proto.grpc import Unreachable
 from thinwire.runtime.persistence.places import CHECKPOINTS, REPORTS, check_place
+from thinwire.runtime.run.devices import ON_CPU
 from thinwire.runtime.run.quiet import import_quietly
 from thinwire.runtime.run.settings import (
     EXIT_BAD_FLAG,
@@ -77,6 +79,8 @@ _OWN_FLAGS = (
 #: Environment variables that give flags to this process. Nodes get these flags on their command
 #: lines, so nodes must not read the variables.
 NOT_INHERITED = ("TF_CONFIG", flags_in_environment.VARIABLE)
+#: Environment variable that names Keras' backend.
+_BACKEND = "KERAS_BACKEND"
 _TURN_SECONDS = 0.1  # seconds between two checks of the node processes
 #: Time limit for the first bytes of a standard input that is copied to other hosts, in seconds. The
 #: limit is short, because many programs are started with a pipe that never gets data.
@@ -177,6 +181,8 @@ class Node:
     # Object that receives the node's output lines; None if the node writes to the terminal
     output: LineSink | None = None
     input: StandardInput | None = None  # standard input of the node; None for /dev/null
+    # Environment variables of the node, in addition to those of its host
+    variables: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     def words(self, programs: HostPrograms, own_flags: Sequence[str]) -> list[str]:
         """Return Python's arguments on the command line that starts the node.
@@ -365,7 +371,9 @@ def nodes_of(run: Run, addresses: Sequence[str]) -> list[Node]:
 
 
 def _node(run: Run, addresses: Sequence[str], role: str, number: int, own: list[str]) -> Node:
-    words = [f"--type_node={role}", *given_flags((*_OWN_FLAGS, *launch.NAMES))]
+    words = [f"--type_node={role}", *given_flags((*_OWN_FLAGS, "device", *launch.NAMES))]
+    if run.device != "auto":
+        words.append(f"--device={run.device if role == 'Worker' else 'cpu'}")
     words.append(f"--run_dir={run.run_dir}")
     # Only the Supervisor writes to the terminal. PS and workers log to files.
     if role != "Supervisor":
@@ -374,7 +382,24 @@ def _node(run: Run, addresses: Sequence[str], role: str, number: int, own: list[
     if base := FLAGS.metrics_port:
         port = observability.port_of(base, role, number, run.nb_ps, run.nb_workers)
         words.append(f"--metrics_port={port}")
-    return Node(f"{role.lower()}-{number}", role, number, (*words, *own))
+    variables = _variables(run, role, number)
+    return Node(f"{role.lower()}-{number}", role, number, (*words, *own), variables=variables)
+
+
+def _variables(run: Run, role: str, number: int) -> dict[str, str]:
+    """Return the environment variables of a node that do not depend on its host.
+
+    PS and Supervisor compute on the CPU: a Keras backend that finds a GPU would reserve memory
+    which the workers need.
+    """
+    backends = launch.keras_backends(run.nb_workers)
+    if role == "Worker":
+        return {_BACKEND: backends[number - 1]} if backends else {}
+    if role == "PS":
+        return dict(ON_CPU)
+    # The evaluator, which runs the script, inherits the variables of the Supervisor.
+    here = [name for name in backends if importlib.util.find_spec(name) is not None]
+    return ON_CPU | ({_BACKEND: here[0]} if here else {})
 
 
 def threads_of(num_cpus: int, num_workers: int) -> int:

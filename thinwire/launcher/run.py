@@ -181,6 +181,7 @@ def show(run: Run, script: Sequence[str]) -> int:
 def _check(run: Run) -> str:
     """Reject contradicting flags of a script's run before a node starts; return the launcher."""
     devices(run.nb_workers)
+    launch.keras_backends(run.nb_workers)
     script_flags.refuse_optimizer((name for name in FLAGS if FLAGS[name].present), run.method)
     return launch.check(runs_script=True)
 

@@ -47,6 +47,7 @@ from thinwire.launcher.error_reasons import (
     stop_reason_of,
 )
 from thinwire.launcher.failures import Cause, Failure, report_completion
+from thinwire.runtime.run.devices import device_variables
 from thinwire.runtime.run.program import digest_of_bytes
 from thinwire.runtime.run.quiet import (
     configure_libraries,
@@ -185,9 +186,7 @@ def _prepare_process(given: Mapping[str, str]) -> None:
     """Configure the device, output streams and signal handlers of this process."""
     # Hide TensorFlow's greeting, which every worker would log.
     configure_libraries(tensorflow_log_level=2)
-    device = given.get("device", "auto")
-    if device != "auto":
-        os.environ["CUDA_VISIBLE_DEVICES"] = device.removeprefix("gpu:").replace("cpu", "-1")
+    os.environ.update(device_variables(given.get("device", "auto")))
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             # By default, Python block-buffers an output stream to a pipe.
@@ -198,7 +197,10 @@ def _prepare_process(given: Mapping[str, str]) -> None:
 
 
 def _prepare_libraries(given: Mapping[str, str]) -> None:
-    """Set seeds and threads of numpy and TensorFlow, and protect files that the chief writes."""
+    """Set seeds and threads of numpy and backends, and protect files that the chief writes.
+
+    JAX needs no seed: Keras draws the seeds of its JAX backend by Python's module `random`.
+    """
     seed, threads = int(given["seed"]), int(given.get("worker_threads", "0"))
     # A training step blocks one of TensorFlow's threads while it waits for an exchange with the PS.
     # With --kernels=tf the exchange itself calls TensorFlow and needs threads that are not blocked.
@@ -210,6 +212,7 @@ def _prepare_libraries(given: Mapping[str, str]) -> None:
             "h5py": hold_h5py,
             "keras.src.utils.file_utils": share_downloads,
             "tensorflow": lambda tensorflow: _prepare_tensorflow(tensorflow, seed, threads, calls),
+            "torch": lambda torch: _prepare_torch(torch, seed, threads),
         }
     )
 
@@ -220,6 +223,12 @@ def _prepare_tensorflow(tensorflow: Any, seed: int, threads: int, calls: int) ->
     tensorflow.random.set_seed(seed)
     keep_generated_code_in_memory()
     hold_tensorflow()
+
+
+def _prepare_torch(torch: Any, seed: int, threads: int) -> None:
+    torch.manual_seed(seed)
+    if threads:  # 0 keeps torch's own choice
+        torch.set_num_threads(threads)
 
 
 def _end(number: int, frame: Any) -> None:

@@ -26,6 +26,7 @@ from absl import flags, logging
 
 from thinwire.flags import launch, security
 from thinwire.launcher import deployment, program
+from thinwire.launcher.gpus import GpuShares
 from thinwire.launcher.hosts import Host, place, read_hosts
 from thinwire.launcher.local import SupervisedProcess, start_here, watchdog_command
 from thinwire.launcher.output import NodeOutput, Screen, report_losses
@@ -62,10 +63,11 @@ _ANY = ("0.0.0.0", "::")
 
 @dataclasses.dataclass(frozen=True)
 class ProbedHost:
-    """Number of CPUs and IP address of a host, as the probe of the host reports them."""
+    """CPUs, GPUs and IP address of a host, as the probe of the host reports them."""
 
     num_cpus: int  # number of the host's CPUs that a process may use
     address: str | None  # IPv4 address of --interface; None if no interface is named
+    gpus: tuple[str, ...] = ()  # host's GPUs that a process may use, as CUDA_VISIBLE_DEVICES
 
 
 class HostFailed(Exception):
@@ -142,10 +144,10 @@ class Ssh:
     def probe(
         self, host: Host, python: str, interface: str, needed: Sequence[str] = ()
     ) -> ProbedHost:
-        """Probe a host's CPUs, Python packages and network interfaces with `host_probe`.
+        """Probe a host's CPUs, GPUs, Python packages and network interfaces with `host_probe`.
 
         Args:
-            host: Host whose CPUs, packages and network interfaces are probed.
+            host: Host whose CPUs, GPUs, packages and network interfaces are probed.
             python: Path of the Python interpreter on the host.
             interface: Name of the host's network interface whose address is looked up; empty for no
                 interface.
@@ -161,12 +163,17 @@ class Ssh:
                 f"{python} on that host lacks {', '.join(report['missing'])}; install the "
                 "requirements, or set --remote_python"
             )
+        if not report["backends"]:
+            raise HostFailed(
+                f"{python} on that host has no Keras backend; install tensorflow, jax or torch, or "
+                "set --remote_python"
+            )
         if interface and report["address"] is None:
             raise HostFailed(
                 f"--interface={interface} has no IPv4 address on that host; its interfaces are "
                 f"{', '.join(report['interfaces'])}"
             )
-        return ProbedHost(report["cpus"], report["address"])
+        return ProbedHost(report["cpus"], report["address"], tuple(report["gpus"]))
 
     def run_probe(
         self,
@@ -285,8 +292,16 @@ class SshLauncher(Launcher):
         # must have the wheel too.
         is_installed = program.CHECKOUT is None and self._code.archive is None
         needed = [program.PACKAGE.name] if is_installed else []
+        if not run.model_is_offered:  # the built-in networks are TensorFlow's
+            needed.append("tensorflow")
         self._probed = on_all(
             hosts, lambda host: self._ssh.probe(host, self._python, interface, needed)
+        )
+        self._gpus = GpuShares(
+            dict(enumerate(self._placement.workers, 1)),
+            lambda host: self._probed[host].gpus,
+            run.device,
+            FLAGS.gpus_per_worker,
         )
         self._binds = [self._bind(host) for host in self._placement.shards]
         self.addresses = self._choose_addresses(run.addresses)
@@ -413,7 +428,10 @@ class SshLauncher(Launcher):
         supervised = watchdog_command(
             self._python, self._code.programs.watchdog, command, True, given_input=given_input
         )
-        return f"cd {shlex.quote(self._code.folder)} && exec {shlex.join(supervised)}"
+        variables = {**node.variables, **self._gpus.variables(node.role, node.number)}
+        pairs = [f"{name}={value}" for name, value in variables.items()]
+        line = shlex.join(["env", *pairs, *supervised])
+        return f"cd {shlex.quote(self._code.folder)} && exec {line}"
 
     def _bind(self, host: Host) -> str:
         """Return the IP address on which a host's PS listens (--interface or hosts file)."""

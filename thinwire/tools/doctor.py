@@ -96,7 +96,7 @@ def parser() -> argparse.ArgumentParser:
         *("--seconds",),
         type=float,
         default=_SECONDS,
-        help="Time limit for TensorFlow's check. [seconds; default %(default)g]",
+        help="Time limit for the check of Keras' backend. [seconds; default %(default)g]",
     )
     add("--json", action="store_true", help="Write one JSON list. [switch; default text]")
     add_credential_flags(argument_parser, "none")
@@ -147,7 +147,7 @@ def examine(given: argparse.Namespace) -> Iterator[Finding]:
             yield machine.port(given.port)
         for shard_findings in shards:
             yield from shard_findings()
-        # The TensorFlow check measures the time of a training step, so the threads of the shard and
+        # The backend's check measures the time of a training step, so the threads of the shard and
         # host checks must have ended.
         yield from host_findings()
-        yield from machine.tensorflow(given.seconds)
+        yield from machine.backend(given.seconds)

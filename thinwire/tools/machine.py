@@ -1,7 +1,8 @@
-"""Checks of this machine for `thinwire doctor`: packages, TensorFlow, files, ports, processors."""
+"""Checks of this machine for `thinwire doctor`: packages, backend, files, ports, processors."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import pathlib
@@ -16,6 +17,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from typing import Any
 
 from thinwire.tools.findings import Finding, graded
 from thinwire.tools.versions import version_of
@@ -35,10 +37,32 @@ FLOORS = {
     "ml_dtypes": "0.5.1",
     "cloudpickle": "3.0",
 }
-_TENSORFLOW_FLOOR = "2.20"
+
+
+@dataclasses.dataclass(frozen=True)
+class BackendPackage:
+    """A library on which Keras can run."""
+
+    title: str  # name of the library in texts
+    packages: tuple[str, ...]  # packages of which one installs the library
+    floor: str  # oldest version that works with Thinwire, equal to the bound in pyproject.toml
+    with_cuda: str  # how to install the library for NVIDIA's GPUs
+
+
+#: Name of a Keras backend -> its library, the preferred backend first.
+BACKENDS = {
+    "tensorflow": BackendPackage(
+        "TensorFlow",
+        ("tensorflow", "tensorflow-cpu", "tf-nightly"),
+        "2.20",
+        "pip install 'thinwire[gpu]'",
+    ),
+    "jax": BackendPackage("JAX", ("jax",), "0.7.2", "pip install 'jax[cuda13]'"),
+    "torch": BackendPackage("PyTorch", ("torch",), "2.11", "install torch for CUDA"),
+}
+_EXTRAS = ("cpu", "gpu", "jax", "torch")  # extras of Thinwire that install a backend
 _PYTHON_FLOOR = (3, 11)
-_TENSORFLOW = ("tensorflow", "tensorflow-cpu", "tf-nightly")
-_PROBE = pathlib.Path(__file__).resolve().parent / "tensorflow_probe.py"
+_PROBE = pathlib.Path(__file__).resolve().parent / "backend_probe.py"
 #: CPU instruction sets for which TensorFlow has different kernels, the fastest set last.
 _INSTRUCTIONS = ("avx", "avx2", "fma", "avx512f", "avx512_bf16", "amx_bf16", "asimd", "sve")
 _GPUS = pathlib.Path("/proc/driver/nvidia/gpus")
@@ -88,17 +112,23 @@ def memory() -> Finding:
     return graded("memory", -free_bytes, text, "a worker with TensorFlow needs 0.7 GB", -1.5e9)
 
 
-def tensorflow(seconds: float) -> Iterator[Finding]:
-    """Import TensorFlow and train a small model in a subprocess; yield the check's results.
+def backend(seconds: float) -> Iterator[Finding]:
+    """Import Keras' backend and train a small model in a subprocess; yield the check's results.
 
     Args:
-        seconds: Time limit of the subprocess that imports TensorFlow, in seconds.
+        seconds: Time limit of the subprocess that imports the backend, in seconds.
     """
-    installed = [name for name in _TENSORFLOW if version_of(name)]
+    installed = [name for name, each in BACKENDS.items() if any(map(version_of, each.packages))]
     if not installed:
-        advice = "pip install 'thinwire[cpu]', or 'thinwire[gpu]' for NVIDIA GPUs"
-        yield Finding("TensorFlow", "problem", "not installed", advice)
+        extras = ", ".join(f"'thinwire[{extra}]'" for extra in _EXTRAS)
+        yield Finding(
+            "Keras backend", "problem", "none is installed", f"pip install one of {extras}"
+        )
         return
+    chosen = os.environ.get("KERAS_BACKEND")
+    # Keras' own choice is TensorFlow or the backend of its configuration file.
+    assumed = {} if chosen or "tensorflow" in installed else {"KERAS_BACKEND": installed[0]}
+    title = BACKENDS[chosen if chosen in BACKENDS else installed[0]].title
     try:
         done = subprocess.run(
             [sys.executable, str(_PROBE)],
@@ -106,39 +136,45 @@ def tensorflow(seconds: float) -> Iterator[Finding]:
             text=True,
             timeout=seconds,
             check=False,
+            env={**os.environ, **assumed},
         )
         probe = json.loads(done.stdout.splitlines()[-1])
     except subprocess.TimeoutExpired:
         text = f"no step within {seconds:g} s"
-        yield Finding("TensorFlow", "warning", text, "raise --seconds; is the machine busy?")
+        yield Finding(title, "warning", text, "raise --seconds; is the machine busy?")
         return
     except (ValueError, IndexError):
         reason = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
-        yield Finding("TensorFlow", "problem", f"cannot train: {reason[:200]}", "reinstall it")
+        advice = f"reinstall it, or set KERAS_BACKEND to one of {', '.join(installed)}"
+        yield Finding(title, "problem", f"cannot train: {reason[:200]}", advice)
         return
+    yield from _backend_findings(probe)
+
+
+def _backend_findings(probe: dict[str, Any]) -> Iterator[Finding]:
+    """Yield the results about the backend's version, GPUs and speed."""
+    library = BACKENDS[probe["backend"]]
     text = f"{probe['version']}, Keras {probe['keras']}"
-    if _numbers(probe["version"]) < _numbers(_TENSORFLOW_FLOOR):
-        yield Finding("TensorFlow", "problem", text, f"expected {_TENSORFLOW_FLOOR} or newer")
-    elif probe["backend"] != "tensorflow":
-        yield Finding("TensorFlow", "problem", f"{text} on {probe['backend']}", "set KERAS_BACKEND")
+    if _numbers(probe["version"]) < _numbers(library.floor):
+        yield Finding(library.title, "problem", text, f"expected {library.floor} or newer")
     else:
         took, advice = probe["import_seconds"], "is the disk slow? Each node takes as long to start"
         text = f"{text}, imported in {took:.1f} s"
-        yield graded("TensorFlow", took, text, advice, _SLOW_IMPORT_SECONDS)
-    yield _gpu(probe)
+        yield graded(library.title, took, text, advice, _SLOW_IMPORT_SECONDS)
+    yield _gpu(probe, library)
     step, advice = probe["step_seconds"], "is the machine busy with other work?"
     text = f"{1e3 * step:.1f} ms (mnist_cnn, batch 64, alone on this machine)"
     yield graded("training step", step, text, advice, _SLOW_STEP_SECONDS)
 
 
-def _gpu(found: dict[str, object]) -> Finding:
-    num_installed, seen = len(list(_GPUS.glob("*"))), found["gpus"]
-    text = f"{len(seen) if isinstance(seen, list) else 0} seen, {num_installed} in this machine"
+def _gpu(probe: dict[str, Any], library: BackendPackage) -> Finding:
+    num_installed, seen = len(list(_GPUS.glob("*"))), probe["gpus"]
+    text = f"{len(seen)} seen, {num_installed} in this machine"
     if num_installed and not seen:
         advice = (
-            "the driver or CUDA does not fit this TensorFlow"
-            if found["built_with_cuda"]
-            else "this TensorFlow is built without CUDA: pip install 'thinwire[gpu]'"
+            f"the driver or CUDA does not fit this {library.title}"
+            if probe["built_with_cuda"]
+            else f"this {library.title} is built without CUDA: {library.with_cuda}"
         )
         return Finding("GPU", "warning", text, advice)
     return Finding("GPU", "ok", text)

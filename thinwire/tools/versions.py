@@ -22,6 +22,7 @@ from thinwire.launcher import program
 _TENSORFLOW = ("tensorflow", "tensorflow-cpu", "tf-nightly", "tensorflow-intel", "tensorflow-macos")
 _PACKAGES = (
     *("keras", "numpy", "grpcio", "grpcio-health-checking", "protobuf", "ml_dtypes", "absl-py"),
+    *("jax", "jaxlib", "torch"),
     *("tensorboard", "matplotlib", "h5py", "prometheus-client", "rich", "ray", "cryptography"),
 )
 _GPUS = pathlib.Path("/proc/driver/nvidia/gpus")

@@ -11,6 +11,7 @@ import pytest
 
 from tests.command_line import given
 from tests.light_starts import ends
+from tests.missing import without
 from thinwire import __version__
 from thinwire.cli import commands as cli
 from thinwire.cli import help_text, node
@@ -260,25 +261,10 @@ def test_the_flags_are_those_of_the_tables():
 
 # -- without TensorFlow -------------------------------------------------------------------------
 
-#: Comes first on the module path, and has TensorFlow missing.
-NO_TENSORFLOW = """
-import sys
-class Missing:
-    def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] == "tensorflow":
-            raise ModuleNotFoundError("No module named 'tensorflow'", name="tensorflow")
-sys.meta_path.insert(0, Missing())
-import importlib.util
-found = importlib.util.find_spec
-importlib.util.find_spec = lambda name, *rest: None if name == "tensorflow" else found(name, *rest)
-"""
-
 
 @pytest.fixture(scope="module")
 def without_tensorflow(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("without")
-    (folder / "sitecustomize.py").write_text(NO_TENSORFLOW)
-    return {"PYTHONPATH": str(folder)}
+    return without(tmp_path_factory.mktemp("without"), "tensorflow")
 
 
 TOOLS_ALONE = (

@@ -76,12 +76,13 @@ def test_an_actor_runs_a_node(monkeypatch, tmp_path):
     fake = types.SimpleNamespace(get_gpu_ids=lambda: [])
     monkeypatch.setitem(sys.modules, "ray", fake)
     monkeypatch.chdir(tmp_path)
-    child = "import os; found = os.environ['CUDA_VISIBLE_DEVICES']; "
+    child = "import os; found = os.environ['KERAS_BACKEND'] + os.environ['JAX_PLATFORMS'] "
+    child += "+ os.environ['CUDA_VISIBLE_DEVICES']; "
     child += f"print(found + open(os.environ['{MOVED_VARIABLE}']).read(), flush=True); input()"
     actor = NodeActor()
     assert actor.read(False, 10) == b""
-    actor.start([sys.executable, "-c", child], " a:1 b:2\n")
-    assert actor.read(False, 100).strip() == b"-1 a:1 b:2"
+    actor.start([sys.executable, "-c", child], " a:1 b:2\n", {"KERAS_BACKEND": "jax "})
+    assert actor.read(False, 100).strip() == b"jax cpu-1 a:1 b:2"
     actor.note_moved("a:1 c:3\n")
     assert (tmp_path / "ps_moved").read_text() == "a:1 c:3\n"
     actor.write(b"\n")
@@ -99,7 +100,7 @@ def test_an_actor_keeps_the_node_s_input_as_long_as_the_node(monkeypatch, tmp_pa
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     reads = [sys.executable, "-c", "import sys; print(sys.stdin.read())"]
     command = watchdog_command(sys.executable, WATCHDOG, reads, given_input=f"file:{path}")
-    actor.start(command, "")
+    actor.start(command, "", {})
     assert actor.read(False, 100).strip() == b"given"
     assert actor.wait() == 0 and not path.exists()
 

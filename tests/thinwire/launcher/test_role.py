@@ -8,7 +8,7 @@ import pytest
 
 from tests.forked import MAIN, forker
 from thinwire.flags import launch
-from thinwire.launcher import deployment, ssh
+from thinwire.launcher import deployment, role, ssh
 from thinwire.launcher.hosts import Host
 from thinwire.launcher.role import Node
 from thinwire.launcher.ssh import ProbedHost
@@ -55,6 +55,8 @@ class Flags:
     def __init__(self, **given):
         defaults = {
             "interface": None,
+            "gpus_per_worker": None,
+            "worker_threads": 0,
             "ssh_options": "",
             "port": 2223,
             "ps_hosts": [],
@@ -88,12 +90,13 @@ class Flags:
 def launcher(tmp_path, monkeypatch):
     """Make launchers for hosts that answer without a request."""
 
-    def make(hosts, nb_ps, nb_workers, addresses=(), probed=None, **given):
+    def make(hosts, nb_ps, nb_workers, addresses=(), probed=None, gpus=(), **given):
         (tmp_path / "hosts").write_text("\n".join(hosts))
         flags = Flags(hosts_file=str(tmp_path / "hosts"), **given)
-        for module in (ssh, launch, deployment):
+        for module in (ssh, launch, deployment, role):
             monkeypatch.setattr(module, "FLAGS", flags)
-        found = {Host(name): ProbedHost(4, address) for name, address in (probed or {}).items()}
+        probed = probed or dict.fromkeys(hosts)
+        found = {Host(name): ProbedHost(4, address, gpus) for name, address in probed.items()}
         monkeypatch.setattr(ssh, "on_all", lambda hosts, do: found)
         monkeypatch.setattr(ssh.Ssh, "host_name", lambda self, host: "127.0.0.9")
         run = types.SimpleNamespace(
@@ -102,6 +105,8 @@ def launcher(tmp_path, monkeypatch):
             nb_workers=nb_workers,
             addresses=addresses,
             run_dir=tmp_path,
+            device="auto",
+            model_is_offered=True,
         )
         return ssh.SshLauncher(run)
 
@@ -164,3 +169,21 @@ def test_a_host_gets_the_input_once_and_again_for_a_node_that_starts_again(launc
         copies.append(made._send_input(node, made._host_of(node)))
     assert sent == [("10.0.0.2", b"line\n"), ("10.0.0.1", b"line\n"), ("10.0.0.2", b"line\n")]
     assert copies[0] == copies[2] == copies[3] != copies[1]
+
+
+def test_workers_on_one_host_get_gpus_of_this_host_and_its_ps_none(launcher):
+    made = launcher(["10.0.0.1", "10.0.0.2"], 1, 3, gpus=("0", "1"))
+    lines = {}
+    for number in (1, 2, 3):
+        node = Node(f"worker-{number}", "Worker", number, (), variables={"KERAS_BACKEND": "jax"})
+        lines[number] = made._line(node, made._host_of(node))
+    assert "exec env KERAS_BACKEND=jax CUDA_VISIBLE_DEVICES=0 " in lines[1]
+    assert "CUDA_VISIBLE_DEVICES=0,1 " in lines[2]  # alone on the first host, after the PS
+    assert "CUDA_VISIBLE_DEVICES=1 " in lines[3]
+    ps = Node("ps-0", "PS", 0, (), variables={"CUDA_VISIBLE_DEVICES": "-1"})
+    assert "exec env CUDA_VISIBLE_DEVICES=-1 " in made._line(ps, made._host_of(ps))
+
+
+def test_more_gpus_per_worker_than_a_host_has_are_refused(launcher):
+    with pytest.raises(ConfigurationError, match=r"--gpus_per_worker=3.*10\.0\.0\.1.*2 GPUs"):
+        launcher(["10.0.0.1"], 1, 1, gpus=("0", "1"), gpus_per_worker=3)

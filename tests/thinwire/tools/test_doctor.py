@@ -54,9 +54,11 @@ def test_the_floors_are_those_of_the_package():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     floors = dict(each.split(">=") for each in project["dependencies"])
     assert floors == machine.FLOORS
-    assert project["optional-dependencies"]["cpu"] == [
-        f"tensorflow-cpu>={machine._TENSORFLOW_FLOOR}"
-    ]
+    extras, backends = project["optional-dependencies"], machine.BACKENDS
+    assert extras["cpu"] == [f"tensorflow-cpu>={backends['tensorflow'].floor}"]
+    for name in ("jax", "torch"):
+        assert extras[name] == [f"{name}>={backends[name].floor}"]
+    assert {*machine._EXTRAS} <= extras.keys()
 
 
 def test_a_package_that_is_too_old_or_missing_is_a_problem(monkeypatch):
@@ -107,15 +109,17 @@ PROBED = {
     [
         ({}, ["ok", "ok", "ok"]),
         ({"version": "2.19.1"}, ["problem", "ok", "ok"]),
-        ({"backend": "jax"}, ["problem", "ok", "ok"]),
+        ({"backend": "jax", "version": "0.7.1"}, ["problem", "ok", "ok"]),
+        ({"backend": "jax", "version": "0.10.2"}, ["ok", "ok", "ok"]),
+        ({"backend": "torch", "version": "2.13.0+cpu"}, ["ok", "ok", "ok"]),
         ({"import_seconds": 30.0}, ["warning", "ok", "ok"]),
         ({"step_seconds": 2.0}, ["ok", "ok", "warning"]),
     ],
 )
-def test_tensorflow_is_examined_in_a_process_of_its_own(monkeypatch, changes, expected):
+def test_the_backend_is_examined_in_a_process_of_its_own(monkeypatch, changes, expected):
     done = types.SimpleNamespace(stdout=f"noise\n{json.dumps(PROBED | changes)}\n", stderr="")
     monkeypatch.setattr(subprocess, "run", lambda *unused, **more: done)
-    assert levels(machine.tensorflow(1.0)) == expected
+    assert levels(machine.backend(1.0)) == expected
 
 
 def test_a_gpu_that_tensorflow_does_not_see_is_a_warning(monkeypatch, tmp_path):
@@ -123,20 +127,55 @@ def test_a_gpu_that_tensorflow_does_not_see_is_a_warning(monkeypatch, tmp_path):
     monkeypatch.setattr(machine, "_GPUS", tmp_path)
     done = types.SimpleNamespace(stdout=json.dumps(PROBED), stderr="")
     monkeypatch.setattr(subprocess, "run", lambda *unused, **more: done)
-    assert levels(machine.tensorflow(1.0)) == ["ok", "warning", "ok"]
+    assert levels(machine.backend(1.0)) == ["ok", "warning", "ok"]
 
 
 def test_a_tensorflow_that_fails_or_hangs_is_named(monkeypatch):
     broken = types.SimpleNamespace(stdout="", stderr="ImportError: libcuda\n")
     monkeypatch.setattr(subprocess, "run", lambda *unused, **more: broken)
-    (found,) = machine.tensorflow(1.0)
+    (found,) = machine.backend(1.0)
     assert found.level == "problem" and "libcuda" in found.text
 
     def hang(*unused, **more):
         raise subprocess.TimeoutExpired("python", 1.0)
 
     monkeypatch.setattr(subprocess, "run", hang)
-    assert levels(machine.tensorflow(1.0)) == ["warning"]
+    assert levels(machine.backend(1.0)) == ["warning"]
+
+
+@pytest.mark.parametrize(
+    ("installed", "variables", "passed"),
+    [
+        (("tensorflow-cpu", "jax"), {}, None),
+        (("torch", "jax"), {}, "jax"),
+        (("torch",), {}, "torch"),
+        (("torch", "jax"), {"KERAS_BACKEND": "torch"}, "torch"),
+    ],
+)
+def test_without_tensorflow_another_installed_backend_is_examined(
+    monkeypatch, installed, variables, passed
+):
+    monkeypatch.setattr(machine, "version_of", lambda name: "9.9" if name in installed else None)
+    monkeypatch.delenv("KERAS_BACKEND", raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    environments = []
+
+    def run(command, env, **more):
+        environments.append(env)
+        probe = PROBED | {"backend": passed or "tensorflow", "version": "9.9"}
+        return types.SimpleNamespace(stdout=json.dumps(probe), stderr="")
+
+    monkeypatch.setattr(subprocess, "run", run)
+    assert levels(machine.backend(1.0)) == ["ok", "ok", "ok"]
+    assert [each.get("KERAS_BACKEND") for each in environments] == [passed]
+
+
+def test_no_backend_is_a_problem_that_names_the_extras(monkeypatch):
+    monkeypatch.setattr(machine, "version_of", lambda name: None)
+    (found,) = machine.backend(1.0)
+    assert found.level == "problem"
+    assert all(f"thinwire[{extra}]" in found.advice for extra in ("cpu", "gpu", "jax", "torch"))
 
 
 # -- shards ------------------------------------------------------------------------------------
@@ -213,7 +252,7 @@ def test_hosts_are_examined_over_ssh(tmp_path, capsys):
 
 def test_the_command_writes_every_finding(monkeypatch, capsys, tmp_path):
     good = Finding("TensorFlow", "ok", "fine")
-    monkeypatch.setattr(machine, "tensorflow", lambda seconds: iter([good]))
+    monkeypatch.setattr(machine, "backend", lambda seconds: iter([good]))
     arguments = [f"--run_dir={tmp_path}", f"--port={free_port()}"]
     doctor.main(arguments)
     text = capsys.readouterr().out
@@ -226,6 +265,6 @@ def test_the_command_writes_every_finding(monkeypatch, capsys, tmp_path):
 
 
 def test_a_hosts_file_that_is_not_there_is_refused(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(machine, "tensorflow", lambda seconds: iter(()))
+    monkeypatch.setattr(machine, "backend", lambda seconds: iter(()))
     assert doctor.main([f"--hosts_file={tmp_path / 'none'}"]) == 2
     assert "--hosts_file=" in capsys.readouterr().err

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import pathlib
 from collections.abc import Mapping, Sequence
+from typing import TypeVar
 
 from thinwire.ops.aggregation.outliers import Guards
 from thinwire.ops.methods.method import Method
@@ -17,6 +18,7 @@ from thinwire.runtime.run.credentials import NO_CREDENTIALS, Credentials
 from thinwire.runtime.run.own_policies import OwnPolicies
 from thinwire.runtime.run.target import ACCURACY_REACHED, REACHED, Target
 
+Value = TypeVar("Value")
 #: Exit codes of a node's process in every role (docs/reference/operations.md).
 EXIT_DONE = 0
 EXIT_BAD_FLAG = 1
@@ -173,7 +175,7 @@ class Run:
         return RateInRound(self.schedule, self.budget(num_examples), self.nb_workers, longest)
 
 
-def per_worker(values: Sequence[float], nb_workers: int, flag: str) -> tuple[float, ...]:
+def per_worker(values: Sequence[Value], nb_workers: int, flag: str) -> tuple[Value, ...]:
     """Return one value per worker from a flag's values; a single value counts for all workers.
 
     Raises:
