@@ -38,10 +38,11 @@ from thinwire.worker import flags as worker_flags
 from thinwire.worker.client.shard_client import ShardGone
 from thinwire.worker.core.worker_round import Action, MiniBatch, Restore, RoundAction, SendPush
 from thinwire.worker.flags import WorkerFlags
+from thinwire.worker.gradients import clip, decay
 from thinwire.worker.personal import PersonalLayers
 from thinwire.worker.telemetry import instruments
 from thinwire.worker.telemetry.tensorboard import WorkerScalars
-from thinwire.worker.train_step import TrainStep, clip, decay
+from thinwire.worker.train_step import TrainStep
 from thinwire.worker.trainer import WorkerSession
 
 _CALIBRATION_STEPS = 5  # number of steps that are measured before training, for the flag --slowdown

@@ -18,8 +18,6 @@ from thinwire.models.flat_model import SharedModel
 from thinwire.models.loss import ensure_compiled_loss
 from thinwire.models.seeds import seed_apart
 from thinwire.ops.kernels.device import DeviceArray
-from thinwire.ops.kernels.tensorflow_ops import norm
-from thinwire.ops.kernels.tensorflow_select import accumulate
 from thinwire.ops.types import State
 
 if TYPE_CHECKING:
@@ -195,19 +193,3 @@ def _fill(flat: Float32, gradients: list[Any]) -> None:
         values = gradient.numpy().ravel()
         flat[start : start + values.size] = values
         start += values.size
-
-
-def decay(gradient: Float32 | DeviceArray, weights: Float32, weight_decay: float) -> None:
-    """Add `weight_decay` times the weights [n] to a gradient [n], in place (coupled decay)."""
-    if weight_decay:
-        accumulate(gradient, weights, weight_decay)
-
-
-def clip(gradient: Float32 | DeviceArray, norm_limit: float) -> None:
-    """Scale a gradient [n] in place to an L2 norm of at most `norm_limit`; 0 for no limit."""
-    if not norm_limit:
-        return
-    on_device = isinstance(gradient, DeviceArray)
-    size = norm(gradient) if on_device else float(np.sqrt(np.dot(gradient, gradient)))
-    if size > norm_limit:
-        gradient *= np.float32(norm_limit / size)

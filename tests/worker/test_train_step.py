@@ -10,7 +10,8 @@ from thinwire.ops.codecs.base import NonFiniteUpdate
 from thinwire.ops.kernels import load_kernels
 from thinwire.ops.kernels.numpy_ops import aligned
 from thinwire.worker.core.core import WorkerCore
-from thinwire.worker.train_step import TrainStep, clip, decay
+from thinwire.worker.gradients import clip, decay
+from thinwire.worker.train_step import TrainStep
 
 ROWS = np.random.default_rng(1).standard_normal((8, 6)).astype(np.float32)
 LABELS = np.arange(8, dtype=np.int32) % 3

@@ -25,7 +25,7 @@ from thinwire.worker.core.worker_round import (
     RoundStage,
     SendPush,
 )
-from thinwire.worker.train_step import clip, decay
+from thinwire.worker.gradients import clip, decay
 from thinwire.worker.trainer import Stopwatch, WorkerSession
 
 if TYPE_CHECKING:

@@ -12,7 +12,8 @@ from thinwire.models.flat_model import SharedModel
 from thinwire.models.flat_variables import FlatVariables
 from thinwire.ops.types import State
 from thinwire.simulator.messages import Step
-from thinwire.worker.train_step import TrainStep, as_tensor, clip, decay
+from thinwire.worker.gradients import clip, decay
+from thinwire.worker.train_step import TrainStep, as_tensor
 
 if TYPE_CHECKING:
     from thinwire.ops.types import Float32

@@ -24,7 +24,6 @@ from thinwire.script.data.place import Shared, WorkerPlace
 from thinwire.script.data.ray_data import is_ray_dataset, part_of_ray_dataset, share_ray_dataset
 
 
-
 def _is_tf_dataset(data: Any) -> bool:
     """Return True if an object is a tf.data.Dataset."""
     # a script that has made such a data set has already imported TensorFlow

@@ -17,7 +17,7 @@ from typing import Any
 
 from keras.src.trainers import data_adapters
 from keras.src.trainers.data_adapters.torch_data_loader_adapter import TorchDataLoaderAdapter
-from torch.utils.data import BatchSampler, DataLoader, IterableDataset, Sampler
+from torch.utils.data import BatchSampler, IterableDataset, Sampler
 from torch.utils.data.distributed import DistributedSampler
 
 from thinwire.ops.types import ConfigurationError
@@ -86,7 +86,9 @@ def part_of_loader(loader: Any, place: WorkerPlace) -> Any:
     """
     if not place.is_shared:
         return loader
-    return _with_sampler(loader, _worker_sampler(loader, dataclasses.replace(place, batch="worker")))
+    return _with_sampler(
+        loader, _worker_sampler(loader, dataclasses.replace(place, batch="worker"))
+    )
 
 
 def _worker_sampler(loader: Any, place: WorkerPlace) -> WorkerBatchSampler:

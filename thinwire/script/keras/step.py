@@ -710,9 +710,9 @@ def refuse_statistics(session: Session, where: str) -> None:
     """
     if session.statistics.size:
         raise ConfigurationError(
-            "the run averages the moving statistics of BatchNormalization (--bn_sync), and "
-            f"{where} exchanges where the optimizer steps, which does not see them on JAX; expected fit or "
-            "train_on_batch with a train_step that only applies gradients. Or give "
+            "the run averages the moving statistics of BatchNormalization (--bn_sync), and on JAX "
+            f"{where} exchanges where the optimizer steps, which does not see them; expected fit "
+            "or train_on_batch with a train_step that only applies gradients. Or give "
             "--bn_sync=false, with which each worker keeps its own statistics, or set "
             "KERAS_BACKEND=torch or KERAS_BACKEND=tensorflow."
         )
