@@ -8,7 +8,6 @@ import tempfile
 
 import keras
 import numpy as np
-import tensorflow as tf
 
 from tests.virtual.toy import method
 from thinwire.ops.kernels import load_kernels
@@ -101,7 +100,7 @@ def train_alone(optimizer, own, rows, batches):
         for path, variable in zip(SHAPES, own, strict=True):
             size = int(np.prod(variable.shape))
             part = flat[start : start + size].reshape(variable.shape)
-            gradients.append(None if path == UNUSED else tf.constant(part))
+            gradients.append(None if path == UNUSED else keras.ops.convert_to_tensor(part))
             start += size
         optimizer.apply(gradients, own)
     return flat_of(own)

@@ -109,8 +109,10 @@ def test_the_public_names_that_compute_nothing_are_there(environment, tmp_path):
     assert done.returncode == 0, done.stderr
 
 
+#: A PS does not import Keras beforehand for a script that names SGD.
 SCRIPT = """
 import json, os, sys
+optimizer = "SGD"
 names = ("KERAS_BACKEND", "CUDA_VISIBLE_DEVICES", "JAX_PLATFORMS")
 found = {name: os.environ.get(name) for name in names}
 print("found", json.dumps([found, sorted({"tensorflow", "keras"} & {*sys.modules})]))

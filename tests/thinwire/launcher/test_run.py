@@ -239,8 +239,8 @@ def test_a_repeated_run_has_no_folder_of_the_first(tmp_path):
     """The record has neither the run directory nor --overwrite, which concern the first run."""
     (tmp_path / "train.py").write_text(SCRIPT)
     place = (f"--run_dir={tmp_path / 'run'}", "--overwrite", "--model_from=worker")
-    with given("--method=dgs", "--compression_rate=0.5", *place):
+    with given("--method=dgs", "--compression_rate=0.5", "--keras_backend=jax,torch", *place):
         found = launch_document.document(read_run(), [str(tmp_path / "train.py")])
     names = {word.partition("=")[0] for word in found["flags"]}
-    assert {"--method", "--compression_rate", "--seed"} <= names
+    assert {"--method", "--compression_rate", "--seed", "--keras_backend"} <= names
     assert not {"--run_dir", "--overwrite", "--resume", "--model_from"} & names
