@@ -21,6 +21,7 @@ from thinwire.ps.service.dialogues.offer import ReceivedOffer
 from thinwire.ps.service.handshake import guard_of
 from thinwire.ps.shard.preparation import PreparedShard
 from thinwire.ps.shard.process import ShardProcess
+from thinwire.runtime.keras_backend import choose_backend_on_processor
 from thinwire.runtime.malloc import return_freed_memory
 from thinwire.runtime.persistence.places import discard_checkpoints
 from thinwire.runtime.run.directory import clear_node
@@ -92,10 +93,23 @@ def _serve(run: Run, own: PsFlags) -> int:
     if run.resume and not saved.last.phase:
         return _serve_offered(run, own, saved)
     if own.preload_keras:
-        import_quietly("keras")
+        _preload_keras()
     model = saved_model(run, own, saved)
     logging.info("this PS shard loads the model that a worker sent before the shard's restart")
     return _run(ShardProcess.open(PreparedShard.of(run, own, model, saved)))
+
+
+def _preload_keras() -> None:
+    """Import Keras with a backend on the processor, if this environment has a backend.
+
+    Without a backend, an offer whose optimizer needs Keras is refused when it arrives.
+    """
+    try:
+        choose_backend_on_processor()
+    except ConfigurationError as error:
+        logging.warning("--preload_keras has no effect: %s", error)
+        return
+    import_quietly("keras")
 
 
 def _run(shard: ShardProcess | None) -> int:
@@ -143,7 +157,7 @@ def _serve_offered(run: Run, own: PsFlags, saved: SavedShard) -> int:
     stage = OfferStage(run, own, run_id=saved.last.run_id)
     stage.listen()
     if own.preload_keras:
-        threading.Thread(target=import_quietly, args=("keras",), name="keras", daemon=True).start()
+        threading.Thread(target=_preload_keras, name="keras", daemon=True).start()
     try:
         with handle_signals(lambda number, frame: stage.interrupt()):
             shard = start_offered(run, own, saved, stage)

@@ -88,6 +88,4 @@ class MomentumSGD:
         """
         if slots is not None:
             self.num_steps, self._rate = int(slots["0"]), np.float32(slots["1"])
-            # Keras' SGD has one velocity per group of variables, in the variables' shape.
-            velocities = [np.ravel(slots[str(n)]) for n in range(2, len(slots))]
-            np.concatenate(velocities, out=self.velocity)
+            self.velocity[:] = np.ravel(slots["2"])  # Keras' slot may have a variable's shape

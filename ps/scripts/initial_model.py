@@ -15,6 +15,7 @@ from thinwire.ops.offer import Offer
 from thinwire.ops.optimizers.script import ScriptUpdate, ScriptUpdates
 from thinwire.ops.optimizers.slots import Slot, divide, num_values, slot_places
 from thinwire.ops.types import ConfigurationError, ModelSpec, ShardLayout
+from thinwire.runtime.keras_backend import choose_backend_on_processor
 from thinwire.runtime.run.settings import Run
 
 if TYPE_CHECKING:
@@ -101,7 +102,14 @@ def offered_layouts(run: Run, offer: Offer) -> tuple[ShardLayout, ...]:
 
 
 def _method_of(run: Run, offer: Offer, initial: Sequence[Sequence[Slot]] = ()) -> Method:
-    """Return the run's training method with the optimizer of the model that a worker offers."""
+    """Return the run's training method with the optimizer of the model that a worker offers.
+
+    If the optimizer needs Keras, `_method_of` chooses Keras' backend, before Keras is imported.
+
+    Raises:
+        ConfigurationError: The offer does not fit the run's settings, or the optimizer needs Keras
+            and Keras has no backend here.
+    """
     if offer.optimizers and not run.method.awaits_offer:
         name = offer.optimizers[0].optimizer.name
         raise ConfigurationError(
@@ -109,7 +117,10 @@ def _method_of(run: Run, offer: Offer, initial: Sequence[Sequence[Slot]] = ()) -
             f"--server_optimizer={run.method.choices['server_optimizer']}; give all nodes the same "
             "--method and --server_optimizer."
         )
-    return adopt(run.method, offer, initial)
+    method = adopt(run.method, offer, initial)
+    if method.server.traits.needs_keras:
+        choose_backend_on_processor()
+    return method
 
 
 def offered_bytes(run: Run, id_ps: int, offer: Offer) -> int:

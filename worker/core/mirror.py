@@ -6,8 +6,6 @@ from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
-from thinwire.ops.kernels.device import DeviceArray
-
 if TYPE_CHECKING:
     from thinwire.ops.types import Float32, Int64
 
@@ -30,6 +28,9 @@ class DeviceMirror:
     """
 
     def __init__(self, model: Float32) -> None:
+        # the import needs TensorFlow, which only a model on its device has
+        from thinwire.ops.kernels.device import DeviceArray
+
         self._model = model
         self.array = cast("Float32", DeviceArray(model))
         self._changed: list[Int64] = []
@@ -56,7 +57,7 @@ class DeviceMirror:
     def catch_up(self) -> None:
         """Copy the entries of the host's model that have changed to the device."""
         if self._is_whole:
-            self.array[:] = cast("Float32", DeviceArray(self._model))
+            self.array[:] = self._model.copy()  # the device may use the memory of its source
         elif self._changed:
             where = np.concatenate(self._changed)
             self.array[where] = self._model[where]

@@ -21,13 +21,14 @@ def start(size=SIZE):
     return np.random.default_rng(9).standard_normal(size, np.float32)
 
 
+@pytest.mark.parametrize("nesterov", [False, True], ids=["plain", "nesterov"])
 @pytest.mark.parametrize("momentum", [0.5, 0.9])
-def test_every_bit_is_keras_own(momentum):
+def test_every_bit_is_keras_own(momentum, nesterov):
     theta = start()
     variable = keras.Variable(theta)
-    optimizer = keras.optimizers.SGD(0.05, momentum=momentum)
+    optimizer = keras.optimizers.SGD(0.05, momentum=momentum, nesterov=nesterov)
     optimizer.build([variable])
-    ball = MomentumSGD(momentum, theta)
+    ball = MomentumSGD(momentum, theta, nesterov)
     for step, gradient in enumerate(gradients(12)):
         rate = 0.05 / (1 + step // 4)
         optimizer.learning_rate.assign(rate)
@@ -37,9 +38,10 @@ def test_every_bit_is_keras_own(momentum):
     assert int(ball.save()["0"]) == int(optimizer.iterations) == 12
 
 
-def test_a_sparse_update_is_a_dense_one_with_zeros():
+@pytest.mark.parametrize("nesterov", [False, True], ids=["plain", "nesterov"])
+def test_a_sparse_update_is_a_dense_one_with_zeros(nesterov):
     sparse, dense = start(), start()
-    few, all_of_it = MomentumSGD(0.9, sparse), MomentumSGD(0.9, dense)
+    few, all_of_it = (MomentumSGD(0.9, each, nesterov) for each in (sparse, dense))
     for gradient in gradients(6):
         touched = np.flatnonzero(gradient > 1.5)
         full = np.zeros_like(gradient)
