@@ -55,7 +55,9 @@ class CompiledSession(Protocol):
 class StepSession(Protocol):
     """A model's session with the servers, as a backend calls it for each training step."""
 
-    compiled_steps: CompiledSession
+    @property
+    def compiled_steps(self) -> CompiledSession:
+        """The steps of a stateless backend."""
 
     def train_step(self, data: Any) -> Any:
         """Call the model's own train_step with an exchange; for steps that change variables."""

@@ -39,7 +39,7 @@ class JaxBackend:
 
     name = "jax"
     step_errors: tuple[type[Exception], ...] = (jax.errors.JaxRuntimeError,)
-    data_errors: tuple[type[Exception], ...] = (TypeError,)
+    data_errors: tuple[type[Exception], ...] = (ValueError, TypeError)
     is_stateless = True
     tries_each_plan = False
 

@@ -33,6 +33,7 @@ class TensorFlowBackend:
     #: tf.data reports an error of a Python function as UnknownError, and as InternalError if a
     #: nested dataset calls the function.
     data_errors: tuple[type[Exception], ...] = (
+        ValueError,
         tf.errors.InvalidArgumentError,
         tf.errors.UnknownError,
         tf.errors.InternalError,

@@ -27,7 +27,7 @@ class TorchBackend:
 
     name = "torch"
     step_errors: tuple[type[Exception], ...] = ()
-    data_errors: tuple[type[Exception], ...] = (RuntimeError,)
+    data_errors: tuple[type[Exception], ...] = (ValueError, RuntimeError)
     is_stateless = False
     tries_each_plan = True
 

@@ -49,7 +49,7 @@ def refusing_unfit(model: Any) -> Iterator[None]:
     """
     try:
         yield
-    except (ValueError, *backend().data_errors) as error:
+    except backend().data_errors as error:
         mismatch = _mismatch(str(error), model)
         if mismatch is None:
             raise
@@ -100,7 +100,7 @@ def explain_batch(error: BaseException, place: WorkerPlace | None, batch_size: i
             if the script divides its data itself.
         batch_size: Batch size that the script passes to `fit`, in rows; None if unknown.
     """
-    is_foreign = isinstance(error, (ValueError, *backend().data_errors[:1]))
+    is_foreign = isinstance(error, backend().data_errors)
     if not (is_foreign and _OF_ROWS.search(str(error))) or place is None or not place.divides_batch:
         return
     error.add_note(

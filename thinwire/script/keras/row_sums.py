@@ -333,16 +333,16 @@ class RowSums:
         factor = backend().host_number(functools.partial(self._factor, part))
         return value * keras.ops.cast(factor, value.dtype)
 
-    def _factor(self, part: _Part) -> np.float32:
+    def _factor(self, part: _Part) -> float:
         """Return the factor by which a part of the loss is multiplied in the present step."""
         if not part.is_sum:
-            return np.float32(1)
+            return 1.0
         if self._repeats is not None:
-            return np.float32(1 / self._repeats)
+            return 1 / self._repeats
         if self._rounds is None or not self._rows:
-            return np.float32(1)
+            return 1.0
         try:
-            return np.float32(self._rounds.num_rows(self._step, self._rows) / self._rows)
+            return self._rounds.num_rows(self._step, self._rows) / self._rows
         except ConfigurationError as error:
             self._refuse(
                 f"the {part.name} of {self._member.model.name!r} is a sum over the rows of a "
@@ -351,7 +351,7 @@ class RowSums:
                 "tf.data.Dataset .batch(n, drop_remainder=True), or let the loss be a mean over "
                 f"the rows. {_REMEDY}"
             )
-            return np.float32(1)
+            return 1.0
 
     # -- a train_step of the script's own ---------------------------------------------------------
 

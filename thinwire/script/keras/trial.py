@@ -127,5 +127,6 @@ def _is_usual(model: Any) -> bool:
 def _create(model: Any, metrics: Any, data_spec: Any) -> None:
     """Create compiled metrics with classes that fit the shapes of the labels and the output."""
     _, labels, _ = keras.utils.unpack_x_y_sample_weight(data_spec)
-    if not metrics.built and getattr(getattr(labels, "shape", None), "rank", 0):
+    shape = getattr(labels, "shape", None)
+    if not metrics.built and shape is not None and shape.rank:
         metrics.build(labels, model.outputs[0])

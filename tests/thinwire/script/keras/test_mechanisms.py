@@ -44,9 +44,9 @@ def test_a_sum_is_scaled_by_the_rows_of_the_same_step_in_every_epoch():
         sums.begin_epoch()
         factors = []
         for rows in (2, 2, 1):
-            sums._begin_step(rows)
+            sums.begin_step(rows)
             factors.append(float(sums._factor(part)))
-            sums._end_step()
+            sums.end_step()
         assert factors == [1.5, 1.5, 1.0]
 
 
@@ -278,7 +278,7 @@ def test_a_script_that_no_launcher_started_ends_with_the_reason(is_launched, mon
     monkeypatch.setattr(distribute, "RECORD", distribute.RECORD.__class__())
     chosen = SimpleNamespace(local=False, is_launched=is_launched)
     monkeypatch.setattr(distribute, "read_settings", lambda *args, **words: chosen)
-    for name in ("ModelSession", "note_settings", "write_checkpoints_once"):
+    for name in ("ModelSession", "note_settings", "_write_checkpoints_once"):
         monkeypatch.setattr(distribute, name, lambda *args: None)
     distribute._new_session(SimpleNamespace(), distribute._Call(None, None, None, {}))
     assert ends == [True] * (not is_launched)
