@@ -223,7 +223,13 @@ class ModelSession(RunMember, LeavesOnExit):
             self._loop_steps.name_other(optimizer, variables)
 
     def assignments_to(self, variable: Any) -> Assignments | None:
-        """Return the record of a script's assignments to a variable; None if there is no record."""
+        """Return the record of a script's assignments to a variable; None if there is no record.
+
+        A loop of the script's own on a stateless backend writes its state to the variables, which
+        changes nothing.
+        """
+        if backend().is_stateless and self.in_loop and not self.in_fit:
+            return None
         self._optimizers.states.check_assignment(variable)
         if not self.is_offered:
             return None
