@@ -19,6 +19,7 @@ from tests.backends.fits import (
 from tests.thinwire.script.keras.runs import Batches
 from thinwire import distribute
 
+
 def adam():
     return keras.optimizers.Adam(0.02)
 
@@ -142,7 +143,7 @@ class Positives(keras.metrics.Metric):
         self.count.assign_add(keras.ops.sum(keras.ops.cast(is_first, "float32")))
 
     def result(self):
-        return self.count
+        return self.count.value
 
 
 def test_metrics_are_merged(tmp_path):
@@ -195,8 +196,9 @@ def test_two_fits_with_another_compile_and_files(tmp_path):
         folder.mkdir(exist_ok=True)
         callbacks = [
             keras.callbacks.EarlyStopping(monitor="loss", patience=1, restore_best_weights=True),
-            keras.callbacks.ModelCheckpoint(str(folder / "mid.weights.h5"), save_freq=3,
-                                            save_weights_only=True),
+            keras.callbacks.ModelCheckpoint(
+                str(folder / "mid.weights.h5"), save_freq=3, save_weights_only=True
+            ),
             keras.callbacks.BackupAndRestore(str(folder / "backup")),
         ]
         options = {"batch_size": BATCH, "shuffle": False, "verbose": 0}

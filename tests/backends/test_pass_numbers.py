@@ -33,7 +33,6 @@ def shared_by_all(arguments, num_workers, one_group=True, **more):
     return [share(arguments(), place) for place in places(num_workers, one_group, **more)]
 
 
-
 def rows_read(batch):
     """Return the numbers in the first array of a batch, on any backend."""
     leaf = keras.ops.convert_to_numpy(keras.tree.flatten(batch)[0])
@@ -232,7 +231,9 @@ def test_fit_trains_on_the_parts_and_evaluates_the_whole_validation():
         model = keras.Sequential([keras.layers.Dense(1)])
         model.compile("sgd", "mse")
         steps = []
-        count = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs, to=steps: to.append(batch))
+        count = keras.callbacks.LambdaCallback(
+            on_train_batch_end=lambda batch, logs, to=steps: to.append(batch)
+        )
         arguments = {**shared.arguments, "callbacks": [count], "initial_epoch": 1, "verbose": 0}
         history = model.fit(**arguments)
         assert len(history.history["val_loss"]) == 3

@@ -35,6 +35,7 @@ from typing import Any
 import keras
 import numpy as np
 from absl import logging
+from keras.src.backend.common.stateless_scope import get_stateless_scope
 from keras.src.losses.losses import LossFunctionWrapper
 from keras.src.trainers.data_adapters import data_adapter_utils
 
@@ -442,7 +443,12 @@ def _is_of_keras(loss: Any) -> bool:
 
 def _added_losses(model: Any) -> list[tuple[Any, Any]]:
     """Return pairs (layer, loss that it added in the model's last call) without regularizers."""
-    return [(layer, loss) for layer in model._flatten_layers() for loss in layer._get_own_losses()]
+    layers = model._flatten_layers()
+    losses, scope = model._losses_override, get_stateless_scope()
+    if losses and not (scope is not None and scope.collect_losses):
+        # A stateless step has collected the losses before it adds them up.
+        return [(layer, loss) for layer in layers for loss in losses if id(loss) in layer._loss_ids]
+    return [(layer, loss) for layer in layers for loss in layer._get_own_losses()]
 
 
 def _may_add_losses(layer: Any) -> bool:
