@@ -42,7 +42,6 @@ class TorchSteps(OptimizerSteps):
         joined = np.concatenate([np.asarray(part) for part in parts])
         variable.assign(joined.reshape(variable.shape))
 
-    @torch.no_grad()  # type: ignore[untyped-decorator]
     def step(self, gradient: Any) -> Float32 | None:
         """Do one optimizer step with a gradient [n]; the caller reads each variable by `values`."""
         flat = np.asarray(gradient)
@@ -50,10 +49,11 @@ class TorchSteps(OptimizerSteps):
         tensor = torch.from_numpy(flat if flat.flags.writeable else flat.copy())
         pieces = zip(tensor.split(self._sizes), self._shapes, self._unused, strict=True)
         gradients = [piece.view(shape) for piece, shape, unused in pieces if not unused]
-        if gradients:
-            self._optimizer.apply(gradients, self._used)
-        else:
-            self._optimizer._iterations.assign_add(1)
+        with torch.no_grad():
+            if gradients:
+                self._optimizer.apply(gradients, self._used)
+            else:
+                self._optimizer._iterations.assign_add(1)
         return None
 
     def values(self, number: int) -> Float32:
