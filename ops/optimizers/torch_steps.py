@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
-import keras
 import numpy as np
 import torch
 
@@ -33,6 +32,8 @@ class TorchSteps(OptimizerSteps):
     @staticmethod
     def device() -> AbstractContextManager[Any]:
         """Return the context in which Keras makes its tensors on the processor."""
+        import keras
+
         context: AbstractContextManager[Any] = keras.device("cpu")
         return context
 
