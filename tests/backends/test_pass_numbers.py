@@ -23,6 +23,19 @@ BACKEND = keras.backend.backend()
 SEED = 7
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _without_grappler():
+    """Let TensorFlow optimize no graph of a pipeline, which takes longer than to read it."""
+    if BACKEND != "tensorflow":
+        yield
+        return
+    import tensorflow as tf
+
+    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
+    yield
+    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": False})
+
+
 def places(num_workers, one_group=True, partition="iid", **more):
     rule = PartitionRule(partition, num_workers, seed=SEED, dirichlet_alpha=0.5)
     return [WorkerPlace(w, num_workers, one_group, rule, **more) for w in range(1, num_workers + 1)]
@@ -31,7 +44,6 @@ def places(num_workers, one_group=True, partition="iid", **more):
 def shared_by_all(arguments, num_workers, one_group=True, **more):
     """Return the shares of all workers; `arguments` is a function, as each process has its own."""
     return [share(arguments(), place) for place in places(num_workers, one_group, **more)]
-
 
 
 def rows_read(batch):
@@ -49,9 +61,8 @@ def epochs_of(arguments, num_epochs, builds=False):
         builds: True if Keras reads a batch to build the model, before it trains.
     """
     if BACKEND == "tensorflow":
-        from keras.src.backend.tensorflow.trainer import TFEpochIterator as EpochIterator
-
         import tensorflow as tf
+        from keras.src.backend.tensorflow.trainer import TFEpochIterator as EpochIterator
 
         more = {"distribute_strategy": tf.distribute.get_strategy()}
     elif BACKEND == "jax":
@@ -232,7 +243,9 @@ def test_fit_trains_on_the_parts_and_evaluates_the_whole_validation():
         model = keras.Sequential([keras.layers.Dense(1)])
         model.compile("sgd", "mse")
         steps = []
-        count = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs, to=steps: to.append(batch))
+        count = keras.callbacks.LambdaCallback(
+            on_train_batch_end=lambda batch, logs, to=steps: to.append(batch)
+        )
         arguments = {**shared.arguments, "callbacks": [count], "initial_epoch": 1, "verbose": 0}
         history = model.fit(**arguments)
         assert len(history.history["val_loss"]) == 3

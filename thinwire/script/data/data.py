@@ -24,7 +24,6 @@ from thinwire.script.data.place import Shared, WorkerPlace
 from thinwire.script.data.ray_data import is_ray_dataset, part_of_ray_dataset, share_ray_dataset
 
 
-
 def _is_tf_dataset(data: Any) -> bool:
     """Return True if an object is a tf.data.Dataset."""
     # a script that has made such a data set has already imported TensorFlow
@@ -124,7 +123,8 @@ def part_of_data(data: tuple[Any, ...], place: WorkerPlace) -> Any:
 
     Args:
         data: Arrays [N, ...] in any nesting, or one tf.data.Dataset, keras.utils.PyDataset, torch
-            DataLoader or ray.data.Dataset. Some values of --partition use the last arrays as labels.
+            DataLoader or ray.data.Dataset. Some values of --partition use the last arrays as
+            labels.
         place: This worker's number in the run, and the rules that divide the training data among
             workers.
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from keras.src.trainers import data_adapters
 from keras.src.trainers.data_adapters.torch_data_loader_adapter import TorchDataLoaderAdapter
-from torch.utils.data import BatchSampler, DataLoader, IterableDataset, Sampler
+from torch.utils.data import BatchSampler, IterableDataset, Sampler
 from torch.utils.data.distributed import DistributedSampler
 
 from thinwire.ops.types import ConfigurationError
@@ -26,6 +26,10 @@ from thinwire.script.data.common_randomness import same_randomness
 from thinwire.script.data.passes import TrainingPasses
 from thinwire.script.data.place import BatchParts, Shared, StepRows, WorkerPlace
 
+# A loader's processes also keep the script's start method. Python's default on Linux is fork. In 160
+# forks beside busy gRPC threads, on JAX and on PyTorch, no child hung, because a child calls no gRPC.
+# With spawn or forkserver, each child would import the script, and a script without
+# `if __name__ == "__main__"` would begin to train there.
 _INSTEAD = (
     'Give distribute() shard="off" (or --shard=off) and let the script load a different part of '
     "the data on each worker, by thinwire.worker_id() and thinwire.num_workers()."
@@ -86,7 +90,9 @@ def part_of_loader(loader: Any, place: WorkerPlace) -> Any:
     """
     if not place.is_shared:
         return loader
-    return _with_sampler(loader, _worker_sampler(loader, dataclasses.replace(place, batch="worker")))
+    return _with_sampler(
+        loader, _worker_sampler(loader, dataclasses.replace(place, batch="worker"))
+    )
 
 
 def _worker_sampler(loader: Any, place: WorkerPlace) -> WorkerBatchSampler:
