@@ -29,7 +29,7 @@ TENSORFLOWS_OWN = {
         *("advisor.measure", "advisor.predict", "advisor.role", "advisor.script"),
         *("launcher.standalone", "models.fast_bias", "simulator.role", "simulator.trainer"),
         *("ops.kernels.device", "ops.kernels.tensorflow_ops", "ops.kernels.tensorflow_scan"),
-        *("ops.kernels.tensorflow_select", "worker.core.mirror", "worker.role"),
+        *("ops.kernels.tensorflow_select", "worker.role"),
         *("worker.standalone", "worker.train_step"),
         # in scripts: tf.data, tf.train.Checkpoint, and AdaComp's own interface
         *(f"script.data.{name}" for name in ("array_pipeline", "by_rows", "datasets")),
