@@ -24,7 +24,6 @@ from thinwire.ops.offer import Described, Offer, OptimizerOffer
 from thinwire.ops.optimizers import allow_list
 from thinwire.ops.optimizers.base import Moment, OptimizerTraits, ServerUpdate, StepRate
 from thinwire.ops.optimizers.described import WAYS_OUT
-from thinwire.ops.optimizers.momentum_sgd import MomentumSGD
 from thinwire.ops.optimizers.rates import check_rates, rate_at
 from thinwire.ops.optimizers.server import OptimizerUpdate
 from thinwire.ops.optimizers.slots import ITERATION, Slot, velocity_slots
@@ -138,6 +137,8 @@ class ScriptUpdate(ServerUpdate):
             return state
         if self._is_flat:
             if momentum := self._flat.momentum:
+                from thinwire.ops.optimizers.momentum_sgd import MomentumSGD
+
                 nesterov = bool(self.described.config.get("nesterov"))
                 state["inner"] = {"optimizer": MomentumSGD(momentum, theta, nesterov)}
             if self.initial and "optimizer" in state["inner"]:
