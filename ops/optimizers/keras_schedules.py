@@ -77,7 +77,7 @@ _power = _c_function("powf", 2, np.power)
 
 
 class _Quiet:
-    """Base class of the schedules: numpy gives no warnings of overflows, which `check_rates` finds."""
+    """Base class of the schedules, without numpy's warnings: `check_rates` finds overflows."""
 
     def __call__(self, step: int) -> np.float32:
         """Return the learning rate at a step."""

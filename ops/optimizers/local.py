@@ -242,7 +242,7 @@ class LocalUpdate(LocalStep):
             size = math.prod(variable.shape)
             values = averaged[start : start + size]
             count = [np.round(values).astype(np.int64)]  # for the step count, the only scalar
-            state["keras"].assign(variable, [values] if variable.shape else count)
+            state["keras"].assign(variable, [values] if len(variable.shape) else count)
             start += size
         return state
 

@@ -24,7 +24,6 @@ from thinwire.ops.offer import Described, Offer, OptimizerOffer
 from thinwire.ops.optimizers import allow_list
 from thinwire.ops.optimizers.base import Moment, OptimizerTraits, ServerUpdate, StepRate
 from thinwire.ops.optimizers.described import WAYS_OUT
-from thinwire.ops.optimizers.keras_schedules import build_schedule
 from thinwire.ops.optimizers.momentum_sgd import MomentumSGD
 from thinwire.ops.optimizers.rates import check_rates, rate_at
 from thinwire.ops.optimizers.server import OptimizerUpdate
@@ -132,6 +131,8 @@ class ScriptUpdate(ServerUpdate):
         state: State = {"set_rate": None, "steps": self.offer.iterations, "inner": {}}
         rate = self.described.config["learning_rate"]
         if not isinstance(rate, int | float):
+            from thinwire.ops.optimizers.keras_schedules import build_schedule
+
             state["schedule"] = _RateAtStep(build_schedule(allow_list.schedule_of(rate)))
         if not len(theta):  # all variables of this optimizer are on other shard servers
             return state
@@ -170,6 +171,8 @@ class ScriptUpdate(ServerUpdate):
         if isinstance(rate, int | float):
             # the allow-list has checked that a constant learning rate is finite
             return
+        from thinwire.ops.optimizers.keras_schedules import build_schedule
+
         described, is_at_steps = allow_list.schedule_of(rate), self.offer.clock == "steps"
         (first,) = firsts
         start = self.offer.iterations if is_at_steps else first

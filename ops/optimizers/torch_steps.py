@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
-import keras
 import numpy as np
 import torch
 
@@ -33,6 +32,8 @@ class TorchSteps(OptimizerSteps):
     @staticmethod
     def device() -> AbstractContextManager[Any]:
         """Return the context in which Keras makes its tensors on the processor."""
+        import keras
+
         context: AbstractContextManager[Any] = keras.device("cpu")
         return context
 
@@ -42,7 +43,6 @@ class TorchSteps(OptimizerSteps):
         joined = np.concatenate([np.asarray(part) for part in parts])
         variable.assign(joined.reshape(variable.shape))
 
-    @torch.no_grad()  # type: ignore[untyped-decorator]
     def step(self, gradient: Any) -> Float32 | None:
         """Do one optimizer step with a gradient [n]; the caller reads each variable by `values`."""
         flat = np.asarray(gradient)
@@ -50,10 +50,11 @@ class TorchSteps(OptimizerSteps):
         tensor = torch.from_numpy(flat if flat.flags.writeable else flat.copy())
         pieces = zip(tensor.split(self._sizes), self._shapes, self._unused, strict=True)
         gradients = [piece.view(shape) for piece, shape, unused in pieces if not unused]
-        if gradients:
-            self._optimizer.apply(gradients, self._used)
-        else:
-            self._optimizer._iterations.assign_add(1)
+        with torch.no_grad():
+            if gradients:
+                self._optimizer.apply(gradients, self._used)
+            else:
+                self._optimizer._iterations.assign_add(1)
         return None
 
     def values(self, number: int) -> Float32:

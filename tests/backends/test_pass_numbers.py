@@ -5,6 +5,8 @@ must take the rows that NumPy alone gives for the seeds, so that a run may mix b
 """
 
 import math
+import sys
+import types
 
 import keras
 import numpy as np
@@ -21,6 +23,19 @@ from thinwire.script.data.rows import arrays_of_rows, count_rows, map_rows, num_
 
 BACKEND = keras.backend.backend()
 SEED = 7
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _without_grappler():
+    """Let TensorFlow optimize no graph of a pipeline, which takes longer than to read it."""
+    if BACKEND != "tensorflow":
+        yield
+        return
+    import tensorflow as tf
+
+    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
+    yield
+    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": False})
 
 
 def places(num_workers, one_group=True, partition="iid", **more):
@@ -48,9 +63,8 @@ def epochs_of(arguments, num_epochs, builds=False):
         builds: True if Keras reads a batch to build the model, before it trains.
     """
     if BACKEND == "tensorflow":
-        from keras.src.backend.tensorflow.trainer import TFEpochIterator as EpochIterator
-
         import tensorflow as tf
+        from keras.src.backend.tensorflow.trainer import TFEpochIterator as EpochIterator
 
         more = {"distribute_strategy": tf.distribute.get_strategy()}
     elif BACKEND == "jax":
@@ -282,6 +296,57 @@ def test_the_parts_of_a_py_dataset_are_the_scripts(total, num_workers, size, bat
             for step in range(math.ceil(total / size)):
                 expected = list(range(step * size, min(total, (step + 1) * size)))
                 assert together(parts, step) == expected
+
+
+# -- Ray -------------------------------------------------------------------------------------------
+
+
+class RayRows:
+    """The used part of a ray.data.Dataset, in memory."""
+
+    def __init__(self, total):
+        self.rows = np.arange(total)
+        options = types.SimpleNamespace(preserve_order=False)
+        self.context = types.SimpleNamespace(execution_options=options)
+
+    def columns(self):
+        return ["a", "label"]
+
+    def count(self):
+        return len(self.rows)
+
+    def iter_batches(self, batch_size, batch_format):
+        for start in range(0, len(self.rows), batch_size):
+            rows = self.rows[start : start + batch_size]
+            yield {"a": rows.astype("float32"), "label": rows * 2.0}
+
+    def take_batch(self, batch_size, batch_format):
+        return next(self.iter_batches(batch_size, batch_format))
+
+
+@pytest.mark.parametrize("more", [{"batch": "global"}, {"batch": "worker"}, {"shard": "off"}])
+def test_the_parts_of_a_ray_dataset_are_the_scripts(more, monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray.data", types.SimpleNamespace(Dataset=RayRows))
+
+    def arguments():
+        return {"x": RayRows(22), "y": "label", "batch_size": 7}
+
+    everyone = shared_by_all(arguments, 3, **more)
+    read = [epochs_of(shared.arguments, 2, builds=True) for shared in everyone]
+    assert read == [epochs_of(s.arguments, 2) for s in shared_by_all(arguments, 3, **more)]
+    for epoch in range(2):
+        parts = [mine[epoch] for mine in read]
+        if "shard" in more:
+            assert all(
+                [row for batch in mine for row in batch] == list(range(22)) for mine in parts
+            )
+            continue
+        window = 7 if more["batch"] == "global" else 21
+        for step in range(math.ceil(22 / window)):
+            whole = list(range(step * window, min(22, (step + 1) * window)))
+            assert together(parts, step) == whole
+        longest = max(map(len, parts))
+        assert [longest - len(mine) for mine in parts] == [shared.short_by for shared in everyone]
 
 
 # -- rows of a batch -------------------------------------------------------------------------------

@@ -251,7 +251,8 @@ for name in STORED:
     optimizer.step(theta, Update(None, numbers(9)), RATE, negate=False)
     np.savez(path, theta=theta, **optimizer.save())
 """
-#: Optimizers whose state another backend loads.
+#: Optimizers whose state another backend loads. ScheduleFreeAdamW is not one of them: Keras reads
+#: its old momentum after the change on TensorFlow and PyTorch, and before the change on JAX.
 STORED = (*FEW, "Nadam", "Muon")
 
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 import subprocess
 import sys
 
@@ -47,12 +48,16 @@ def shard_of(tmp_path):
     """Start a PS process that waits for a model; return its log and exit code by `end`."""
     run, started = OfferedRun(tmp_path), []
 
-    def start(*flags, program=BLOCKED + PROGRAM):
+    def start(*flags, program=BLOCKED + PROGRAM, backend=None):
+        environment = {name: os.environ[name] for name in os.environ if name != "KERAS_BACKEND"}
+        environment |= {"KERAS_BACKEND": backend} if backend else {}
         words = ["--type_node=PS", f"--run_dir={tmp_path}", f"--port={run.ports[0]}"]
         log = tmp_path / "ps.out"
         with open(log, "ab") as file:
             command = [sys.executable, "-c", program, *words, *FLAGS, *ONE, *flags]
-            process = subprocess.Popen(command, stdout=file, stderr=file, cwd=MAIN.parent)
+            process = subprocess.Popen(
+                command, stdout=file, stderr=file, cwd=MAIN.parent, env=environment
+            )
         started.append(process)
         return run, lambda: (process.wait(60), log.read_text())
 
@@ -116,8 +121,9 @@ def test_another_optimizer_is_refused_with_what_to_install(shard_of, preload):
 def test_another_optimizer_runs_on_the_processor_by_any_backend(shard_of):
     keras = pytest.importorskip("keras")
     backend = keras.backend.backend()
-    run, end = shard_of("--iter_max=2", program=PROGRAM)
-    worker = run.worker(1, offer_with("Adam"), flags=(*ONE, "--iter_max=2"))
+    run, end = shard_of("--iter_max=2", program=PROGRAM, backend=backend)
+    patience = "--reconnect_timeout_seconds=200"  # the PS sends nothing while it imports Keras
+    worker = run.worker(1, offer_with("Adam"), flags=(*ONE, "--iter_max=2", patience))
     first, last = train(worker, 2)
     assert (first != last).all() and np.abs(first - last).max() < 0.21
     code, text = end()

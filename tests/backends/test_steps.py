@@ -192,7 +192,7 @@ def test_a_train_step_with_two_optimizers_is_refused_with_the_way_out(tmp_path):
         """Steps twice with two optimizers."""
 
         def train_step(self, state, data):
-            logs, state = OwnStep.train_step(self, state, data)
+            _, state = OwnStep.train_step(self, state, data)
             return OwnStep.train_step(self, state, data)
 
     def script(settings):

@@ -29,14 +29,23 @@ TENSORFLOWS_OWN = {
         *("advisor.measure", "advisor.predict", "advisor.role", "advisor.script"),
         *("launcher.standalone", "models.fast_bias", "simulator.role", "simulator.trainer"),
         *("ops.kernels.device", "ops.kernels.tensorflow_ops", "ops.kernels.tensorflow_scan"),
-        *("ops.kernels.tensorflow_select", "worker.core.mirror", "worker.role"),
+        *("ops.kernels.tensorflow_select", "worker.role"),
         *("worker.standalone", "worker.train_step"),
+        # in scripts: tf.data, tf.train.Checkpoint, and AdaComp's own interface
+        *(f"script.data.{name}" for name in ("array_pipeline", "by_rows", "datasets")),
+        *("script.data.pipeline", "script.data.windows", "script.adacomp"),
+        "script.keras.checkpoints",
     )
 }
 #: Packages whose modules import TensorFlow where the script's backend is TensorFlow.
-OF_BACKENDS = ("thinwire.script.", "thinwire.ops.optimizers.tensorflow")
+OF_BACKENDS = ("thinwire.script.backends.", "thinwire.ops.optimizers.tensorflow")
 #: What cannot be imported if there is no backend at all.
-OF_KERAS = ("thinwire.models.", "thinwire.advisor.stand_in", "thinwire.supervisor.scorer")
+OF_KERAS = (
+    "thinwire.script.",
+    "thinwire.models.",
+    "thinwire.advisor.stand_in",
+    "thinwire.supervisor.scorer",
+)
 IMPORT_ALL = """
 import importlib, json, os, pathlib, sys
 failures = {}

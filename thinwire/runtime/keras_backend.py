@@ -53,7 +53,7 @@ def backend_in_use() -> str:
         ConfigurationError: No backend is installed, or KERAS_BACKEND names a backend that is not
             installed or that Thinwire does not support.
     """
-    imported = getattr(sys.modules.get("keras"), "backend", None)
+    imported: Any = getattr(sys.modules.get("keras"), "backend", None)
     if hasattr(imported, "backend"):  # another thread may be importing Keras now
         return str(imported.backend())
     installed, wanted = installed_backends(), os.environ.get(_VARIABLE, "")

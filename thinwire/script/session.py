@@ -301,8 +301,8 @@ def part_of(settings: ScriptSettings, data: Sequence[Any], fit: FitNumber | None
     Args:
         settings: Settings of the training run and of this worker.
         data: Training data, equal on all workers: arrays [N, ...] in any nesting, or one
-            tf.data.Dataset, keras.utils.PyDataset or ray.data.Dataset. Some values of --partition
-            use the last arrays as labels.
+            tf.data.Dataset, keras.utils.PyDataset, torch DataLoader or ray.data.Dataset. Some
+            values of --partition use the last arrays as labels.
         fit: Position of this use of the data among the script's uses, which enters the seeds of
             shuffles; None if unknown.
 

@@ -123,7 +123,8 @@ def part_of_data(data: tuple[Any, ...], place: WorkerPlace) -> Any:
 
     Args:
         data: Arrays [N, ...] in any nesting, or one tf.data.Dataset, keras.utils.PyDataset, torch
-            DataLoader or ray.data.Dataset. Some values of --partition use the last arrays as labels.
+            DataLoader or ray.data.Dataset. Some values of --partition use the last arrays as
+            labels.
         place: This worker's number in the run, and the rules that divide the training data among
             workers.
 

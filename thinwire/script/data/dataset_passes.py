@@ -38,7 +38,8 @@ class _DatasetAdapter(TFDatasetAdapter):
     """Gives Keras' `fit` the batches of a tf.data.Dataset as its own adapter does, in passes."""
 
     def __init__(self, adapter: TFDatasetAdapter, unfilled: UnfilledRounds | None) -> None:
-        self._num_batches, self._batch_size = adapter.num_batches, adapter.batch_size
+        self._num_batches: int | None = adapter.num_batches
+        self._batch_size: int | None = adapter.batch_size
         self._dataset = TrainingPasses(lambda number: adapter._dataset, unfilled)
 
     @property

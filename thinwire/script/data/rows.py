@@ -60,7 +60,7 @@ class _Leaf(NamedTuple):
 
 def _shape(array: Any) -> tuple[Any, ...] | None:
     """Return the lengths of an array's axes, each None if unknown; None if the rank is unknown."""
-    shape = getattr(array, "shape", ())
+    shape: Any = getattr(array, "shape", ())
     if hasattr(shape, "as_list"):  # a shape of TensorFlow, which may not know the rank
         return None if shape.rank is None else tuple(shape.as_list())
     return tuple(shape)

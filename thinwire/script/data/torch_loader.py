@@ -26,6 +26,10 @@ from thinwire.script.data.common_randomness import same_randomness
 from thinwire.script.data.passes import TrainingPasses
 from thinwire.script.data.place import BatchParts, Shared, StepRows, WorkerPlace
 
+# A loader's processes also keep the script's start method. Python's default on Linux is fork. In
+# 160 forks beside busy gRPC threads, on JAX and on PyTorch, no child hung: a child calls no gRPC.
+# With spawn or forkserver, each child would import the script, and a script without
+# `if __name__ == "__main__"` would begin to train there.
 _INSTEAD = (
     'Give distribute() shard="off" (or --shard=off) and let the script load a different part of '
     "the data on each worker, by thinwire.worker_id() and thinwire.num_workers()."
@@ -56,23 +60,24 @@ def share_loader(arguments: dict[str, Any], place: WorkerPlace) -> Shared:
     sampler = _worker_sampler(arguments["x"], place)
     sizes, steps = sampler.sizes, arguments.get("steps_per_epoch")
     place.part_of_batch(sizes[0])
-    part, own_total = _with_sampler(arguments["x"], sampler), sum(sizes)
+    part, total = _with_sampler(arguments["x"], sampler), sum(sizes)
     fit_arguments |= {"x": _LoaderAdapter(part, sampler), "shuffle": False}
-    known_total = own_total if sampler.is_regular else None
+    known_total = total if sampler.is_regular else None
     own_steps = steps_of_worker(fit_arguments, known_total, sizes[0], place)
     fit_arguments["steps_per_epoch"] = own_steps
     if place.divides_batch and sampler.is_regular:
-        rows = place.dealt_rows(own_total, sizes[0])
-        return Shared.of_rows(fit_arguments, place, sizes[0], own_total, rows, steps)
-    has_steps = bool(steps and own_steps)
-    batch_parts = BatchParts.of_steps(place, steps) if has_steps else BatchParts.alike(place)
+        rows = place.dealt_rows(total, sizes[0])
+        return Shared.of_rows(fit_arguments, place, sizes[0], total, rows, steps)
+    has_steps, batch_parts = bool(steps and own_steps), BatchParts.alike(place)
+    if steps and own_steps:
+        batch_parts = BatchParts.of_steps(place, steps)
     if place.divides_batch and has_steps:
         reason = "fit was given steps_per_epoch and a DataLoader with a batch_sampler of its own"
         rounds = StepRows(place, None, reason)
     elif place.divides_batch:
         rounds = StepRows(place, sampler.rows_of_step)
     short_by = sampler.short_by if place.one_group and not has_steps else 0
-    return Shared(fit_arguments, sizes[0], own_total, short_by, batch_parts, rounds)
+    return Shared(fit_arguments, sizes[0], total, short_by, batch_parts, rounds)
 
 
 def part_of_loader(loader: Any, place: WorkerPlace) -> Any:
