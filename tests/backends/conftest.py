@@ -10,6 +10,7 @@ from pathlib import Path
 ON_EVERY_BACKEND = {
     "test_pass_numbers.py",
     "test_server_optimizers.py",
+    "test_table.py",
     "test_without_tensorflow.py",
 }
 
