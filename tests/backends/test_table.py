@@ -183,12 +183,14 @@ def loader(probe):
 def multi_device(probe):
     if BACKEND != "jax":
         return ""
-    devices = keras.distribution.list_devices()
-    keras.distribution.set_distribution(keras.distribution.DataParallel(devices=devices))
-    try:
-        return "refused" if refused(probe.fit) else "yes"
-    finally:
-        keras.distribution.set_distribution(None)
+
+    def script(settings):
+        # Keras keeps its distribution for each thread
+        devices = keras.distribution.list_devices()
+        keras.distribution.set_distribution(keras.distribution.DataParallel(devices=devices))
+        return refused(lambda: distribute(compiled(sgd)(), settings))
+
+    return "refused" if probe.train(script) else "yes"
 
 
 def callbacks(probe):

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from thinwire.models.registry import build_network, build_user_model, load_user_model
+from thinwire.models.tasks import CLASSIFICATION, TASKS
 from thinwire.ops.sharding import w_global
 from thinwire.ops.types import ConfigurationError, ModelSpec
 from thinwire.runtime.run.settings import ModelChoice, Run
@@ -66,10 +68,6 @@ class SharedModel:
             ConfigurationError: The model cannot be built, or has no variables that workers could
                 share.
         """
-        # The networks are TensorFlow's; a script's own model needs no TensorFlow.
-        from thinwire.models.registry import build_network, build_user_model, load_user_model
-        from thinwire.models.tasks import TASKS
-
         user_module: ModuleType | None = None
         if choice.path is not None:
             user_module = load_user_model(choice.path)
@@ -99,6 +97,7 @@ class SharedModel:
                 model.
         """
         shared = cls.__new__(cls)
+        shared.task = TASKS[CLASSIFICATION]
         shared._share(model, None, is_offered, stepped)
         return shared
 

@@ -59,6 +59,8 @@ class TensorFlowBackend:
         """Call a Python function of arrays by `tf.numpy_function`, whose arrays are views."""
         types = [tf.as_dtype(result.dtype) for result in results]
         returned = tf.numpy_function(function, list(arguments), types)
+        if not results:  # TensorFlow then returns the operation itself
+            return []
         return [
             tf.ensure_shape(value, result.shape)
             for value, result in zip(returned, results, strict=True)
