@@ -38,7 +38,10 @@ TENSORFLOWS_OWN = {
     )
 }
 #: Packages whose modules import TensorFlow where the script's backend is TensorFlow.
-OF_BACKENDS = ("thinwire.script.backends.", "thinwire.ops.optimizers.tensorflow")
+OF_BACKENDS = (
+    "thinwire.script.backends.",
+    *(f"thinwire.ops.optimizers.{name}_steps" for name in ("tensorflow", "jax", "torch")),
+)
 #: What cannot be imported if there is no backend at all.
 OF_KERAS = (
     "thinwire.script.",

@@ -8,7 +8,7 @@ import pytest
 from tests.command_line import given, run_of
 from tests.virtual.toy import SPEC
 from thinwire.flags.run import read_run
-from thinwire.models import flat_model
+from thinwire.models import flat_model, flat_variables
 from thinwire.ops.sharding.split import shard_positions
 from thinwire.ops.sync.base import Draw
 from thinwire.ops.sync.drawn import parse_draws
@@ -35,7 +35,7 @@ class Numbers:
 @pytest.fixture(autouse=True)
 def _without_tensorflow(monkeypatch):
     monkeypatch.setattr(flat_model, "has_gpu", lambda run: False)
-    monkeypatch.setattr(flat_model, "FlatVariables", Numbers)
+    monkeypatch.setattr(flat_variables, "FlatVariables", Numbers)
 
 
 def model():
