@@ -43,7 +43,9 @@ def compiled(optimizer, *middle, loss=LOSS, metrics=("accuracy",), kind=keras.Se
     def make():
         model = network(*(layer() for layer in middle), kind=kind)
         made = [metric() if callable(metric) else metric for metric in metrics]
-        model.compile(optimizer(), loss=loss() if isinstance(loss, type) else loss, metrics=made)
+        model.compile(
+            optimizer(), loss=loss() if isinstance(loss, type) else loss, metrics=made or None
+        )
         return model
 
     return make
