@@ -81,7 +81,7 @@ def test_workers_on_two_backends_train_one_model(tmp_path, alone):
 @pytest.mark.product
 @pytest.mark.parametrize("method", ["bsp", "asgd", "dgs"])
 def test_a_killed_worker_is_replaced(method, tmp_path):
-    done = play(tmp_path, f"--method={method}", "--restarts=1", script=("kill",))
+    done = play(tmp_path, f"--method={method}", "--restart_workers=1", script=("kill",))
     assert (tmp_path / "files" / "killed").exists()
     assert done.returncode == 0, done.stdout + done.stderr
     first, second = (flat(tmp_path / "files" / f"{BACKEND}-{n}.npz") for n in (1, 2))
