@@ -113,14 +113,16 @@ def test_the_base_forces_no_build_of_tensorflow(tree):
         name = next(name for name in wheel.namelist() if name.endswith("/METADATA"))
         about = HeaderParser().parsestr(wheel.read(name).decode())
     assert (about["Version"], about["Requires-Python"]) == (__version__, ">=3.11")
-    assert set(about.get_all("Provides-Extra")) == {"cpu", "dp", "gpu", "ray", "s3", "tls", "dev"}
+    extras = {"cpu", "gpu", "jax", "torch", "dp", "ray", "s3", "tls", "dev"}
+    assert set(about.get_all("Provides-Extra")) == extras
     needed = about.get_all("Requires-Dist")
     base = [each for each in needed if "extra ==" not in each]
     assert any(each.startswith("keras") for each in base)
     assert not [each for each in base if each.startswith("tensorflow")]
-    extras = {re.search(r"extra == .(\w+)", each)[1]: each for each in needed if each not in base}
-    assert extras["cpu"].startswith("tensorflow-cpu")
-    assert extras["gpu"].startswith("tensorflow[and-cuda]")
+    first = {re.search(r"extra == .(\w+)", each)[1]: each for each in needed if each not in base}
+    assert first["cpu"].startswith("tensorflow-cpu")
+    assert first["gpu"].startswith("tensorflow[and-cuda]")
+    assert (first["jax"][:3], first["torch"][:5]) == ("jax", "torch")
 
 
 # -- installed, in a folder of the user's ---------------------------------------------------------
