@@ -55,20 +55,17 @@ LOADED = (
     "thinwire.launcher.local",
     "thinwire.script.keras.distribute",
 )
+#: Modules of `LOADED` that import a Keras backend.
+_OF_BACKENDS = {
+    "tensorflow",
+    "keras",
+    "thinwire.worker.role",
+    "thinwire.launcher.standalone",
+    "thinwire.script.keras.distribute",
+}
 #: Modules that nodes import where a script's backend is not TensorFlow. JAX and torch have threads
 #: once they are imported, and a fork of such a process may wait for ever.
-LOADED_WITHOUT_TENSORFLOW = (
-    "numpy",
-    "thinwire.ps.role",
-    "thinwire.supervisor.role",
-    "thinwire.supervisor.report.__main__",
-    "thinwire.cli.commands",
-    "thinwire.cli.node",
-    "thinwire.launcher.run",
-    "tensorboard.compat.proto.event_pb2",
-    "thinwire.launcher.script",
-    "thinwire.launcher.local",
-)
+LOADED_WITHOUT_TENSORFLOW = ("numpy", *(name for name in LOADED if name not in _OF_BACKENDS))
 #: Environment variable of xdist's workers: the folder of the Forker that they share.
 _FOLDER = "THINWIRE_TESTS_FORKER"
 #: Runs a worker of xdist: what execnet starts Python with.

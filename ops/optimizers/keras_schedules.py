@@ -89,37 +89,34 @@ class _Quiet:
         raise NotImplementedError
 
 
-def _fraction(step: np.float32, decay_steps: float, staircase: bool) -> np.float32:
-    """Return the number of decay periods until a step; whole periods only for a staircase."""
-    periods = step / _F(decay_steps)
-    return np.floor(periods) if staircase else periods
-
-
 @dataclasses.dataclass(frozen=True)
-class ExponentialDecay(_Quiet):
-    """Initial rate times ``decay_rate ** (step / decay_steps)``."""
+class _DecayByPeriods(_Quiet):
+    """Base class of the schedules whose rate depends on the number of decay periods."""
 
     initial_learning_rate: float
     decay_steps: float
     decay_rate: float
     staircase: bool = False
 
+    def _periods(self, step: np.float32) -> np.float32:
+        """Return the number of decay periods until a step; whole periods only for a staircase."""
+        periods = step / _F(self.decay_steps)
+        return np.floor(periods) if self.staircase else periods
+
+
+class ExponentialDecay(_DecayByPeriods):
+    """Initial rate times ``decay_rate ** (step / decay_steps)``."""
+
     def _rate(self, step: np.float32) -> np.float32:
-        periods = _fraction(step, self.decay_steps, self.staircase)
+        periods = self._periods(step)
         return _F(self.initial_learning_rate) * _power(_F(self.decay_rate), periods)
 
 
-@dataclasses.dataclass(frozen=True)
-class InverseTimeDecay(_Quiet):
+class InverseTimeDecay(_DecayByPeriods):
     """Initial rate divided by ``1 + decay_rate * step / decay_steps``."""
 
-    initial_learning_rate: float
-    decay_steps: float
-    decay_rate: float
-    staircase: bool = False
-
     def _rate(self, step: np.float32) -> np.float32:
-        periods = _fraction(step, self.decay_steps, self.staircase)
+        periods = self._periods(step)
         return _F(self.initial_learning_rate) / (_F(1) + _F(self.decay_rate) * periods)
 
 

@@ -24,6 +24,7 @@ from thinwire.ops.options import (
     words,
 )
 from thinwire.ops.types import ConfigurationError
+from thinwire.runtime.keras_backend import EXTRAS
 from thinwire.runtime.run.settings import Run, per_worker
 
 FLAGS = flags.FLAGS
@@ -54,7 +55,7 @@ def _are_amounts(given: Sequence[str]) -> bool:
 _ARE_RESOURCES = FlagRule(_are_amounts, "must be amounts above 0, such as cpus=4,gpus=1")
 
 #: Keras backends that a script may use. Thinwire does not run on Keras' other backends.
-KERAS_BACKENDS = ("tensorflow", "jax", "torch")
+KERAS_BACKENDS = tuple(EXTRAS)
 _ARE_BACKENDS = FlagRule(
     lambda names: not names or set(names) <= {*KERAS_BACKENDS},
     f"takes {', '.join(KERAS_BACKENDS[:-1])} and {KERAS_BACKENDS[-1]}, such as torch or jax,torch",

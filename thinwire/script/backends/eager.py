@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -66,8 +65,3 @@ class HostSums:
     def clear(self) -> None:
         """Forget all sums."""
         self._sums.clear()
-
-
-def no_context() -> contextlib.AbstractContextManager[None]:
-    """Return a context without effect."""
-    return contextlib.nullcontext()

@@ -25,7 +25,7 @@ from keras.src.backend.jax.trainer import JAXEpochIterator, JAXTrainer
 
 from thinwire.ops.types import ConfigurationError
 from thinwire.script.backends.base import CompiledSession, Result, StepSession
-from thinwire.script.backends.eager import HostSums, no_context
+from thinwire.script.backends.eager import HostSums
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 _Created = TypeVar("_Created")
@@ -172,7 +172,7 @@ class JaxBackend:
 
     def run_eagerly(self) -> contextlib.AbstractContextManager[None]:
         """Return a context without effect: outside of a trace, JAX runs eagerly."""
-        return no_context()
+        return contextlib.nullcontext()
 
     def state_of(self, model: Any) -> tuple[Any, ...]:
         """Return the state of a model, from its variables."""

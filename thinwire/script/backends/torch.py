@@ -14,7 +14,6 @@ from thinwire.script.backends.base import Result, StepSession
 from thinwire.script.backends.eager import (
     HostSums,
     call_and_restore,
-    no_context,
     replace_train_step,
 )
 
@@ -134,7 +133,7 @@ class TorchBackend:
 
     def run_eagerly(self) -> contextlib.AbstractContextManager[None]:
         """Return a context without effect."""
-        return no_context()
+        return contextlib.nullcontext()
 
     def state_of(self, model: Any) -> tuple[Any, ...]:
         """Return no arguments: a train_step takes the data alone."""
