@@ -213,11 +213,10 @@ class Backend(Protocol):
             data: A mini-batch.
         """
 
-    def before_first_step(self, model: Any, call: Callable[[Any], object]) -> bool:
+    def before_first_step(self, model: Any, call: Callable[[Any], object]) -> None:
         """Call a function with the specs of the next batch just before a graph's first step.
 
-        Returns:
-            False if the backend has no such specs: the first step then tries the train_step.
+        A backend without such specs does nothing: the first step then tries the train_step.
         """
 
     def build_for_fit(self, model: Any, train_step: Any, arguments: dict[str, Any]) -> None:

@@ -182,9 +182,8 @@ class JaxBackend:
         """Trace a train_step without compiling it."""
         jax.eval_shape(lambda state, batch: train_step(state, batch), _state(model), data)
 
-    def before_first_step(self, model: Any, call: Callable[[Any], object]) -> bool:
-        """Return False: the first step tries the train_step with its batch."""
-        return False
+    def before_first_step(self, model: Any, call: Callable[[Any], object]) -> None:
+        """Do nothing: the first step tries the train_step with its batch."""
 
     def build_for_fit(self, model: Any, train_step: Any, arguments: dict[str, Any]) -> None:
         """Create the variables of a model from the first batch of a `fit`, as Keras' fit does."""

@@ -186,7 +186,7 @@ class TensorFlowBackend:
             return
         call_and_restore(model, lambda: train_step(data))
 
-    def before_first_step(self, model: Any, call: Callable[[Any], object]) -> bool:
+    def before_first_step(self, model: Any, call: Callable[[Any], object]) -> None:
         """Call a function with the tensor specs of the next batch just before a graph's step."""
         alone = model.train_function
 
@@ -202,7 +202,6 @@ class TensorFlowBackend:
             return alone(iterator)
 
         model.train_function = first
-        return True
 
     def build_for_fit(self, model: Any, train_step: Any, arguments: dict[str, Any]) -> None:
         """Trace the train_step with the shapes of the training data, which builds the model."""

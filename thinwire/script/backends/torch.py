@@ -145,9 +145,8 @@ class TorchBackend:
         with torch.random.fork_rng(devices):
             call_and_restore(model, lambda: train_step(data))
 
-    def before_first_step(self, model: Any, call: Callable[[Any], object]) -> bool:
-        """Return False: an eager step has no specs of its batch before it runs."""
-        return False
+    def before_first_step(self, model: Any, call: Callable[[Any], object]) -> None:
+        """Do nothing: the first step tries the train_step with its batch."""
 
     def build_for_fit(self, model: Any, train_step: Any, arguments: dict[str, Any]) -> None:
         """Create the variables of a model from the first batch of a `fit`, as Keras' fit does."""
