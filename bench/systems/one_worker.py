@@ -5,6 +5,7 @@ Supervisor run on the same machine. The figures exclude each epoch's first step,
 pipeline takes seconds at the ends of epochs, and this time varies.
 
     python -m bench.systems.one_worker
+    KERAS_BACKEND=jax python -m bench.systems.one_worker --rows 16
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ import time
 from typing import Any
 
 _METHODS = ("bsp", "dgs")
-_ROWS, _STEPS = 256, 15
+# rows in an epoch
+_ROWS = 3840
 _ROOT = pathlib.Path(__file__).parents[2]
 
 
@@ -28,18 +30,20 @@ def main() -> None:
     """Print a line for each method and model."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--epochs", type=int, default=7, help="shared epochs, and epochs alone")
-    epochs = parser.parse_args().epochs
+    parser.add_argument("--rows", type=int, default=256, help="rows of a mini-batch")
+    options = parser.parse_args()
     for kind in ("282,250", "20,042"):
         for method in _METHODS:
-            sys.stdout.write(f"{method:4} {kind} weights: {_run(method, kind, epochs)}\n")
+            sys.stdout.write(f"{method:4} {kind} weights: {_run(method, kind, options)}\n")
             sys.stdout.flush()
 
 
-def _run(method: str, kind: str, epochs: int) -> str:
+def _run(method: str, kind: str, options: argparse.Namespace) -> str:
     """Start the run, and return the line that its worker writes."""
     with tempfile.TemporaryDirectory() as folder:
         program = [sys.executable, "-m", "thinwire", "run", "--nb_workers=1", f"--method={method}"]
-        script = [f"--run_dir={folder}/run", __file__, kind, str(epochs), f"{folder}/line"]
+        numbers = [str(options.epochs), str(options.rows)]
+        script = [f"--run_dir={folder}/run", __file__, kind, *numbers, f"{folder}/line"]
         done = subprocess.run(
             [*program, *script],
             env=os.environ | {"PYTHONPATH": str(_ROOT)},
@@ -53,7 +57,7 @@ def _run(method: str, kind: str, epochs: int) -> str:
         return line.read_text()
 
 
-def _script(kind: str, epochs: int, line: str) -> None:
+def _script(kind: str, epochs: int, rows: int, line: str) -> None:
     """Train as a user's script does; after each epoch train the same model alone for an epoch."""
     import keras
     import numpy as np
@@ -78,7 +82,7 @@ def _script(kind: str, epochs: int, line: str) -> None:
             self._ended_at = now
 
     generator = np.random.default_rng(0)
-    x = generator.normal(size=(_STEPS * _ROWS, 32, 32, 3)).astype(np.float32)
+    x = generator.normal(size=(_ROWS, 32, 32, 3)).astype(np.float32)
     y = generator.integers(0, 10, len(x))
     alone, shared = StepTimes(), StepTimes()
     single, model = _model(kind), thinwire.distribute(_model(kind))
@@ -87,13 +91,13 @@ def _script(kind: str, epochs: int, line: str) -> None:
         """Trains an epoch alone after each shared epoch; the first pair is an uncounted warm-up."""
 
         def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-            single.fit(x, y, batch_size=_ROWS, verbose=0, callbacks=[alone])
+            single.fit(x, y, batch_size=rows, verbose=0, callbacks=[alone])
             if epoch == 0:
                 alone.milliseconds.clear()
                 shared.milliseconds.clear()
 
     watching = [shared, AloneBetween()]
-    model.fit(x, y, batch_size=_ROWS, epochs=epochs + 1, verbose=0, callbacks=watching)
+    model.fit(x, y, batch_size=rows, epochs=epochs + 1, verbose=0, callbacks=watching)
     alone_ms, shared_ms = (statistics.median(steps.milliseconds) for steps in (alone, shared))
     pathlib.Path(line).write_text(
         f"alone {alone_ms:.1f} ms, shared {shared_ms:.1f} ms a step "
@@ -125,6 +129,6 @@ def _model(kind: str) -> Any:
 
 if __name__ == "__main__":
     if "THINWIRE_SETTINGS" in os.environ:
-        _script(sys.argv[1], int(sys.argv[2]), sys.argv[3])
+        _script(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4])
     else:
         main()

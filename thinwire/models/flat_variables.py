@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from thinwire.models import flat_tensors
+
 if TYPE_CHECKING:
     from thinwire.ops.types import Float32
 
@@ -29,45 +31,70 @@ class FlatVariables:
 
         self._variables = list(variables)
         self._sizes = [int(np.prod(variable.shape)) for variable in self._variables]
-        self._ends = np.cumsum([0, *self._sizes])
+        self._ends = np.cumsum(self._sizes, dtype=int).tolist()
         self.size = sum(self._sizes)
         self._num_calls = 0
-        self._compiles = keras.backend.backend() == "tensorflow"
+        self._backend = keras.backend.backend()
 
     @functools.cached_property
-    def _compiled(self) -> tuple[Callable[[], Any], Callable[[Any], None]]:
-        """Functions of TensorFlow that read and assign all variables in one call.
+    def _compiled_join(self) -> Callable[[], Any]:
+        """Function of TensorFlow that joins all variables in one call.
 
-        One call for each variable would take longer than a small model's training step. Each
+        One call for each variable would take longer than a small model's training step. The
         function is a new partial object, because TensorFlow counts retracing per code object, and
         plain methods of several instances would share one count and cause a false warning.
         """
         import tensorflow as tf
 
-        return (
-            tf.function(functools.partial(self._join), autograph=False),
-            tf.function(functools.partial(self._assign_parts), autograph=False),
-        )
+        compiled: Callable[[], Any] = tf.function(functools.partial(self._join), autograph=False)
+        return compiled
+
+    @functools.cached_property
+    def _compiled_assign(self) -> Callable[[Any], None]:
+        """Function of TensorFlow or JAX that assigns all variables in one call."""
+        if self._backend == "tensorflow":
+            import tensorflow as tf
+
+            compiled: Callable[[Any], None] = tf.function(
+                functools.partial(self._assign_parts), autograph=False
+            )
+            return compiled
+        import jax
+
+        cut = jax.jit(lambda flat: flat_tensors.cut(flat, self._variables, self._ends))
+
+        def assign(flat: Any) -> None:
+            # JAX may read the argument after the call
+            values = cut(flat.copy() if isinstance(flat, np.ndarray) else flat)
+            for variable, value in zip(self._variables, values, strict=True):
+                _assign(variable, value)
+
+        return assign
 
     @property
     def _is_worth_compiling(self) -> bool:
         """True if `read` and `assign` were called so often that compiling them saves time."""
         self._num_calls += 1
-        return self._compiles and self._num_calls > _CALLS_AS_THEY_ARE
+        return self._num_calls > _CALLS_AS_THEY_ARE
 
     def read(self) -> Float32:
         """Return a copy of all variables' values as one vector, [size] float32."""
         if not self.size:
             return np.empty(0, np.float32)
-        if self._is_worth_compiling:
-            return np.array(self._compiled[0]())
+        if self._backend == "tensorflow" and self._is_worth_compiling:
+            return np.array(self._compiled_join())
         parts = [np.ravel(variable.numpy()) for variable in self._variables]
         return np.concatenate(parts, dtype=np.float32)
 
     def assign(self, flat: Any) -> None:
         """Overwrite the variables with the values of `flat`, an array or tensor [size] float32."""
-        if self.size:
-            (self._compiled[1] if self._is_worth_compiling else self._assign_parts)(flat)
+        if not self.size:
+            return
+        # PyTorch does not compile, and calls its functions fast.
+        if self._backend != "torch" and self._is_worth_compiling:
+            self._compiled_assign(flat)
+        else:
+            self._assign_parts(flat)
 
     def joined(self) -> Any:
         """Return the variables' values as a tensor [size] float32, for use inside a step."""
@@ -76,10 +103,7 @@ class FlatVariables:
         return self._join() if self.size else ops.zeros([0])
 
     def _join(self) -> Any:
-        from keras import ops
-
-        parts = [ops.cast(variable.value, "float32") for variable in self._variables]
-        return ops.concatenate([ops.reshape(part, [-1]) for part in parts], 0)
+        return flat_tensors.join([variable.value for variable in self._variables])
 
     def _assign_parts(self, flat: Any) -> None:
         for variable, values in self.parts(flat):
@@ -92,19 +116,10 @@ class FlatVariables:
             flat: Values of all variables as one vector, [size] float32: a tensor or an array. The
                 parts of an array are copies.
         """
-        from keras import ops
-
         if not self.size:
             return []
-        if isinstance(flat, np.ndarray):
-            # A framework may keep an array's memory as a tensor's, which must not change later.
-            pieces = [flat[a:b].copy() for a, b in zip(self._ends, self._ends[1:], strict=False)]
-        else:
-            pieces = ops.split(flat, [int(end) for end in self._ends[1:-1]])
-        return [
-            (variable, ops.cast(ops.reshape(piece, variable.shape), variable.dtype))
-            for variable, piece in zip(self._variables, pieces, strict=True)
-        ]
+        values = flat_tensors.cut(flat, self._variables, self._ends)
+        return list(zip(self._variables, values, strict=True))
 
 
 def _assign(variable: Any, values: Any) -> None:

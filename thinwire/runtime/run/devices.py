@@ -12,6 +12,9 @@ ON_CPU = {"CUDA_VISIBLE_DEVICES": "-1", "JAX_PLATFORMS": "cpu"}
 #: Variables of a process that shares a GPU with other processes. By default, JAX reserves three
 #: quarters of the GPU's memory at its start, and TensorFlow all of it.
 ON_SHARED_GPU = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", "TF_FORCE_GPU_ALLOW_GROWTH": "true"}
+#: Variables of a process that shares a machine's cores with other processes. By default, threads of
+#: OpenMP (PyTorch) that have no work keep their cores busy for milliseconds.
+ON_SHARED_CORES = {"OMP_WAIT_POLICY": "PASSIVE"}
 
 
 def device_variables(device: str) -> dict[str, str]:

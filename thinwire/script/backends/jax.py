@@ -32,6 +32,8 @@ _Created = TypeVar("_Created")
 #: State of a JAX trainer: values of the trainable, the other, the optimizer's, the metrics'
 #: variables.
 State = tuple[list[Any], list[Any], list[Any], list[Any]]
+#: Variables of a model in the order of a state.
+VariableLists = tuple[list[Any], list[Any], list[Any], list[Any]]
 
 
 class JaxBackend:
@@ -212,7 +214,7 @@ def _sync_unrecorded(allowed: Callable[[], contextlib.AbstractContextManager[Non
     JAXTrainer.jax_state_sync = jax_state_sync
 
 
-def _lists(model: Any) -> tuple[list[Any], list[Any], list[Any], list[Any]]:
+def _lists(model: Any) -> VariableLists:
     """Return a model's variables in the order of a trainer's state."""
     optimizer = model.optimizer
     return (
@@ -224,10 +226,32 @@ def _lists(model: Any) -> tuple[list[Any], list[Any], list[Any], list[Any]]:
 
 
 def _state(model: Any) -> State:
-    trainable, others, slots, metrics = (
-        [variable.value for variable in variables] for variables in _lists(model)
-    )
+    return _values(_lists(model))
+
+
+def _lengths(lists: Sequence[Sequence[Any]]) -> tuple[int, ...]:
+    return tuple(map(len, lists))
+
+
+def _values(lists: VariableLists) -> State:
+    trainable, others, slots, metrics = ([v.value for v in variables] for variables in lists)
     return trainable, others, slots, metrics
+
+
+def _attach(lists: VariableLists, state: State) -> bool:
+    """Write a state to its variables; return True if they were empty before."""
+    was_empty = False
+    for variables, values in zip(lists, state, strict=True):
+        for variable, value in zip(variables, values, strict=True):
+            was_empty = was_empty or variable._value is None
+            variable._value = value
+    return was_empty
+
+
+def _empty(lists: VariableLists) -> None:
+    for variables in lists:
+        for variable in variables:
+            variable._value = None
 
 
 class _ModelValues:
@@ -240,25 +264,15 @@ class _ModelValues:
     def __init__(self, model: Any, state: State) -> None:
         self._model, self.state = model, state
 
-    def attach(self) -> bool:
-        """Write the state to the variables; return True if they were empty before."""
-        was_empty = False
-        for variables, values in zip(_lists(self._model), self.state, strict=True):
-            for variable, value in zip(variables, values, strict=True):
-                was_empty = was_empty or variable._value is None
-                variable._value = value
-        return was_empty
-
     @contextlib.contextmanager
     def attached(self) -> Iterator[None]:
         """Let the model's variables have values within the `with` block, and read them after."""
-        was_empty = self.attach()
+        was_empty = _attach(_lists(self._model), self.state)
         yield
-        self.state = _state(self._model)
+        lists = _lists(self._model)
+        self.state = _values(lists)
         if was_empty:
-            for variables in _lists(self._model):
-                for variable in variables:
-                    variable._value = None
+            _empty(lists)
 
 
 class _StepFunctions:
@@ -266,6 +280,8 @@ class _StepFunctions:
 
     def __init__(self, model: Any, session: CompiledSession) -> None:
         self._model, self._session = model, session
+        # lengths of the lists of a state -> variables with these values when a step was traced
+        self._variables: dict[tuple[int, ...], VariableLists] = {}
 
     def function(self) -> Callable[[State, Any], tuple[Any, State]]:
         """Return a function from a state and a batch to logs and a new state."""
@@ -286,7 +302,7 @@ class _StepFunctions:
                         variable._value = value
                     arrays = jax.tree.map(np.asarray, values)
                     answer = self._session.exchange(arrays)
-                    return logs, state if answer is None else self._taken(state, extras, answer)
+                    return logs, state if answer is None else self._taken(state, answer)
             except BaseException:
                 self._recover(state)
                 raise
@@ -295,6 +311,7 @@ class _StepFunctions:
 
     def _compute(self, state: State, extra_values: Any, data: Any) -> Any:
         """Call the model's train_step; return logs, the new state and the values to send."""
+        lists = self._variables[_lengths(state)] = _lists(self._model)
         session, extras = self._session, self._session.extra_variables
         held_values = [variable._value for variable in extras]
         for variable, value in zip(extras, extra_values, strict=True):
@@ -303,7 +320,7 @@ class _StepFunctions:
             (logs, new_state), values, extra_values = session.trace(
                 data,
                 lambda train_step: train_step(state, data),
-                lambda returned: self._scope(returned[1], extras, extra_values),
+                lambda returned: _scope(lists, returned[1], extras, extra_values),
                 lambda returned: _is_same(returned[1][0], state[0]),
             )
         finally:
@@ -311,33 +328,34 @@ class _StepFunctions:
                 variable._value = value
         return logs, new_state, (values, extra_values)
 
-    def _scope(self, state: State, extras: Sequence[Any], extra_values: Any) -> Any:
-        pairs = [
-            pair
-            for variables, values in zip(_lists(self._model), state, strict=True)
-            for pair in zip(variables, values, strict=True)
-        ]
-        return keras.StatelessScope([*pairs, *zip(extras, extra_values, strict=True)])
-
-    def _taken(self, state: State, extras: Sequence[Any], answer: Any) -> State:
+    def _taken(self, state: State, answer: Any) -> State:
         """Return the state with the values of the servers' answer."""
-        extra_values = [variable.value for variable in extras]
-        with self._scope(state, extras, extra_values) as scope:
-            self._session.take(answer)
-        for variable in extras:
-            variable._value = scope.get_current_value(variable)
-        trainable, others, slots, metrics = (
-            [scope.get_current_value(variable) for variable in variables]
-            for variables in _lists(self._model)
-        )
-        return trainable, others, slots, metrics
+        lists = self._variables[_lengths(state)]
+        was_empty = _attach(lists, state)
+        self._session.take(answer)
+        state = _values(lists)
+        if was_empty:
+            _empty(lists)
+        return state
 
     def _recover(self, state: State) -> None:
         """Give the model its values before a step that failed, unless the step consumed them."""
         leaves = jax.tree.leaves(state)
         if not any(getattr(leaf, "is_deleted", bool)() for leaf in leaves):
-            _ModelValues(self._model, state).attach()
+            _attach(_lists(self._model), state)
             self._model._jax_state_synced = True
+
+
+def _scope(
+    lists: VariableLists, state: State, extras: Sequence[Any], extra_values: Any
+) -> keras.StatelessScope:
+    """Return a scope in which a model's variables have the values of a state."""
+    pairs = [
+        pair
+        for variables, values in zip(lists, state, strict=True)
+        for pair in zip(variables, values, strict=True)
+    ]
+    return keras.StatelessScope([*pairs, *zip(extras, extra_values, strict=True)])
 
 
 def _is_same(values: Sequence[Any], others: Sequence[Any]) -> bool:

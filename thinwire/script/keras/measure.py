@@ -26,7 +26,7 @@ from thinwire.ops.sharding.w_global import shared_variables
 from thinwire.ops.types import ConfigurationError
 from thinwire.script.backends.present import backend
 from thinwire.script.data.rows import count_rows
-from thinwire.script.keras.step import flat_gradient, inner
+from thinwire.script.keras.step import flat_gradients, inner
 
 if TYPE_CHECKING:
     from thinwire.ops.types import Float32
@@ -126,9 +126,7 @@ class _Measurement(keras.callbacks.Callback):
             for variable in shared
         ]
         self._embedding_share = sum(np.multiply(sizes, rows)) / max(1, sum(sizes))
-        flat = ops.concatenate(
-            [flat_gradient(gradient_of.get(id(variable)), variable) for variable in shared], 0
-        )
+        flat = flat_gradients([gradient_of.get(id(variable)) for variable in shared], shared)
         scale = getattr(self._optimizer, "dynamic_scale", None)
         if scale is not None:
             flat = flat / ops.cast(scale.value, "float32")

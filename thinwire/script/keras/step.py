@@ -17,10 +17,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import keras
-import numpy as np
 from keras import ops
 from keras.src.backend.common.stateless_scope import in_stateless_scope
 
+from thinwire.models import flat_tensors
 from thinwire.ops.types import ConfigurationError
 from thinwire.script.backends.base import Result
 from thinwire.script.backends.present import backend
@@ -554,11 +554,7 @@ class ExchangeStep:
         by_variable = {id(variable): gradient for gradient, variable in pairs}
         shared = self._owner.joined.shared.variables
         sent = [by_variable.get(id(variable)) for variable in shared]
-        flat = [
-            flat_gradient(gradient, variable)
-            for gradient, variable in zip(sent, shared, strict=True)
-        ]
-        return sent, ops.concatenate(flat, 0)
+        return sent, flat_gradients(sent, shared)
 
     def _step_unshared(self, pairs: Pairs) -> None:
         """Let the optimizer update the variables that the workers do not share, or only count."""
@@ -640,10 +636,10 @@ class ExchangeStep:
         owner.joined.variables.assign(answer.weights)
         owner.joined.statistics.assign(answer.statistics)
         if rate is not None:
-            rate.assign(ops.reshape(answer.rate, []))
+            _assign_number(rate, answer.rate)
         if scale is not None:
             with steps_allowed():
-                scale.assign(ops.reshape(answer.scale, []))
+                _assign_number(scale, answer.scale)
         for number, clock in enumerate(owner.clocks):
             if clock is not None:
                 clock.variable.assign(ops.cast(answer.counts[number], clock.variable.dtype))
@@ -696,6 +692,12 @@ class ExchangeStep:
             optimizer.momentum = momentum
 
 
+def _assign_number(variable: Any, number: Any) -> None:
+    """Assign a scalar, unless it is known to be equal: on JAX, a transfer takes 0.1 ms."""
+    if backend().is_traced() or float(variable.value) != float(number):
+        variable.assign(ops.reshape(number, []))
+
+
 def inner(optimizer: Any) -> Any:
     """Return the optimizer inside a LossScaleOptimizer, or the optimizer itself."""
     is_scaled = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
@@ -718,8 +720,11 @@ def refuse_statistics(session: Session, where: str) -> None:
         )
 
 
-def flat_gradient(gradient: Any, variable: Any) -> Any:
-    """Return a gradient as a float32 vector, which has only zeros if the gradient is None."""
-    if gradient is None:
-        return ops.zeros([int(np.prod(variable.shape))], "float32")
-    return ops.reshape(ops.cast(backend().dense(gradient), "float32"), [-1])
+def flat_gradients(gradients: Sequence[Any], variables: Sequence[Any]) -> Any:
+    """Return the variables' gradients as one float32 vector, with zeros for None."""
+    return flat_tensors.join(
+        [
+            ops.zeros(variable.shape) if gradient is None else backend().dense(gradient)
+            for gradient, variable in zip(gradients, variables, strict=True)
+        ]
+    )
