@@ -3,7 +3,8 @@
 ``python -m tests.scripts.quality [--only NAME ...] [--methods asgd,bsp,dgs] [--seeds 3]`` runs each
 script of this folder as ``python SCRIPT`` and as ``thinwire run --nb_workers=2 --method=METHOD
 SCRIPT``, with everything at its default, and writes the table of docs/guide/examples.md. Results
-are kept in ``--results``; a successful run is not repeated.
+are kept in ``--results``; a successful run is not repeated. With the environment variable
+KERAS_BACKEND=jax or torch it runs the scripts that do not import another backend.
 
 The margin was fixed before anything was measured: the mean over the seeds may be at most one point
 (0.01) or two standard errors of the difference below that of the script alone, whichever is more.
@@ -32,6 +33,7 @@ ROOT = FOLDER.parents[1]
 PAGE = ROOT / "docs" / "guide/examples.md"
 ALONE = "alone"
 METHODS = ("asgd", "bsp", "dgs")
+BACKENDS = ("tensorflow", "jax", "torch")
 MARGIN = 0.01
 STANDARD_ERRORS = 2.0
 #: Every process below a run has this variable with the run's unique value.
@@ -42,10 +44,17 @@ _BEGIN, _END = "<!-- table: begin -->", "<!-- table: end -->"
 
 
 def scripts() -> dict[str, Path]:
-    """Return the users' scripts of this folder by name."""
+    """Return the users' scripts of this folder that run on Keras' backend here, by name."""
     own = {"__init__", "quality"}
-    paths = sorted(FOLDER.glob("*.py"))
-    return {p.stem: p for p in paths if p.stem not in own and not p.stem.startswith("test_")}
+    others = set(BACKENDS) - {os.environ.get("KERAS_BACKEND", BACKENDS[0])}
+    imports_other = re.compile(rf"^import ({'|'.join(others)})\b", re.MULTILINE)
+    return {
+        path.stem: path
+        for path in sorted(FOLDER.glob("*.py"))
+        if path.stem not in own
+        and not path.stem.startswith("test_")
+        and not imports_other.search(path.read_text())
+    }
 
 
 def nasty(name: str) -> Path:
