@@ -1,7 +1,7 @@
 """A script that `thinwire run` starts on every backend; it writes its weights and its History.
 
-The first argument is the folder for the files. With the second argument "kill", worker 2 kills
-itself in the middle of an epoch, once.
+The first argument is the folder for the files. With the second argument "interrupt", worker 2
+interrupts the launcher in the middle of an epoch, once.
 """
 
 import json
@@ -21,15 +21,17 @@ X = RNG.normal(size=(192, 6)).astype("float32")
 Y = (X @ RNG.normal(size=(6, 4))).argmax(1).astype("int32")
 
 
-class Kill(keras.callbacks.Callback):
-    """Kills this worker in the middle of an epoch, once."""
+class Interrupt(keras.callbacks.Callback):
+    """Interrupts the launcher as Ctrl-C does, in the middle of an epoch of worker 2, once."""
+
+    batches = 0
 
     def on_train_batch_begin(self, batch, logs=None):
-        self.batches = getattr(self, "batches", 0) + 1
-        mark = FOLDER / "killed"
+        self.batches += 1
+        mark = FOLDER / "called"
         if self.batches == 8 and thinwire.worker_id() == 2 and not mark.exists():
             mark.touch()
-            os.kill(os.getpid(), signal.SIGKILL)
+            os.kill(int(os.environ["LAUNCHER"]), signal.SIGINT)
 
 
 def build():
@@ -50,7 +52,7 @@ def build():
 
 
 model = thinwire.distribute(build())
-callbacks = [Kill()] if sys.argv[2:] == ["kill"] else []
+callbacks = [Interrupt()] if sys.argv[2:] == ["interrupt"] else []
 history = model.fit(
     X[:144],
     Y[:144],

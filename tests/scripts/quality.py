@@ -105,7 +105,7 @@ def run(
     Args:
         script: The user's script.
         arguments: Its own arguments.
-        method: `alone`, or what --method takes.
+        method: `alone`, or what --method takes, with more flags: "diloco+local_steps=8".
         workers: How many.
         flags: More flags for ``thinwire run``.
         run_dir: The run's directory; by default one that is removed.
@@ -118,7 +118,9 @@ def run(
             (folder / each).mkdir()
         command = [python]
         if method != ALONE:
-            command += ["-m", "thinwire", "run", f"--nb_workers={workers}", f"--method={method}"]
+            own, *more = method.split("+")
+            command += ["-m", "thinwire", "run", f"--nb_workers={workers}", f"--method={own}"]
+            command += [f"--{flag}" for flag in more]
             command += [f"--run_dir={run_dir or folder / 'run'}", *flags]
         command += [str(script), *arguments]
         mark = uuid.uuid4().hex
@@ -126,6 +128,7 @@ def run(
             "PYTHONPATH": str(ROOT),
             "TMPDIR": str(folder / "tmp"),
             "CUDA_VISIBLE_DEVICES": "-1",
+            "TORCHINDUCTOR_CACHE_DIR": str(folder / "torch"),
             MARK: mark,
         }
         start = time.monotonic()
