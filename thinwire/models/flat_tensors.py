@@ -7,15 +7,20 @@ be several calls for each variable. So PyTorch's tensors use PyTorch's own funct
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+if TYPE_CHECKING:
+    from thinwire.ops.types import Float32
+
 
 def join(tensors: Sequence[Any]) -> Any:
-    """Return the entries of tensors (at least one) as one float32 tensor [n], without gradients."""
+    """Return the entries of tensors as one float32 tensor [n], without gradients."""
     import keras
 
+    if not tensors:
+        return keras.ops.zeros([0])
     if keras.backend.backend() == "torch":
         import torch
 
@@ -23,6 +28,12 @@ def join(tensors: Sequence[Any]) -> Any:
         return torch.cat(flat)
     flat = [keras.ops.reshape(keras.ops.cast(tensor, "float32"), [-1]) for tensor in tensors]
     return keras.ops.concatenate(flat, 0)
+
+
+def join_arrays(arrays: Sequence[Any]) -> Float32:
+    """Return the entries of arrays as one new float32 array [n]."""
+    flat = [np.ravel(array) for array in arrays]
+    return np.concatenate([*flat, np.empty(0, np.float32)], dtype=np.float32)
 
 
 def cut(flat: Any, variables: Sequence[Any], ends: Sequence[int]) -> list[Any]:

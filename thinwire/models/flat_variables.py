@@ -46,7 +46,7 @@ class FlatVariables:
         """
         import tensorflow as tf
 
-        compiled: Callable[[], Any] = tf.function(functools.partial(self._join), autograph=False)
+        compiled: Callable[[], Any] = tf.function(functools.partial(self.joined), autograph=False)
         return compiled
 
     @functools.cached_property
@@ -98,12 +98,12 @@ class FlatVariables:
 
     def joined(self) -> Any:
         """Return the variables' values as a tensor [size] float32, for use inside a step."""
-        from keras import ops
+        return flat_tensors.join(self.values)
 
-        return self._join() if self.size else ops.zeros([0])
-
-    def _join(self) -> Any:
-        return flat_tensors.join([variable.value for variable in self._variables])
+    @property
+    def values(self) -> list[Any]:
+        """The variables' values as tensors."""
+        return [variable.value for variable in self._variables]
 
     def _assign_parts(self, flat: Any) -> None:
         for variable, values in self.parts(flat):

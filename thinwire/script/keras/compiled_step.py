@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import keras
 import numpy as np
 
+from thinwire.models.flat_tensors import join_arrays
 from thinwire.ops.types import ConfigurationError
 from thinwire.script.backends.base import Attached
 from thinwire.script.data.rows import count_rows
@@ -24,6 +25,7 @@ from thinwire.script.keras.step import (
     ExchangeStep,
     StepAnswer,
     StepCall,
+    joined,
     recording,
     refuse_statistics,
 )
@@ -198,6 +200,7 @@ class CompiledSteps:
         if values is None or self._step is None:
             return None
         owner, (sent, assigned) = self._owner, values
+        sent = joined(sent, join_arrays)
         if assigned is not None and np.any(assigned) and owner.records_assignments:
             for variable, change in owner.joined.variables.parts(np.asarray(assigned)):
                 owner.assignments.add(variable, change)

@@ -19,6 +19,7 @@ import keras
 import numpy as np
 from keras import ops
 
+from thinwire.models import flat_tensors
 from thinwire.models.flat_model import SharedModel
 from thinwire.models.flat_variables import FlatVariables
 from thinwire.models.measured import MeasuredModel
@@ -26,7 +27,7 @@ from thinwire.ops.sharding.w_global import shared_variables
 from thinwire.ops.types import ConfigurationError
 from thinwire.script.backends.present import backend
 from thinwire.script.data.rows import count_rows
-from thinwire.script.keras.step import flat_gradients, inner
+from thinwire.script.keras.step import dense_gradients, inner
 
 if TYPE_CHECKING:
     from thinwire.ops.types import Float32
@@ -126,7 +127,8 @@ class _Measurement(keras.callbacks.Callback):
             for variable in shared
         ]
         self._embedding_share = sum(np.multiply(sizes, rows)) / max(1, sum(sizes))
-        flat = flat_gradients([gradient_of.get(id(variable)) for variable in shared], shared)
+        gradients = [gradient_of.get(id(variable)) for variable in shared]
+        flat = flat_tensors.join(dense_gradients(gradients, shared))
         scale = getattr(self._optimizer, "dynamic_scale", None)
         if scale is not None:
             flat = flat / ops.cast(scale.value, "float32")

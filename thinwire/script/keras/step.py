@@ -181,6 +181,18 @@ class StepValues(NamedTuple):
     touched: Mapping[int, Any]
 
 
+def joined(values: StepValues, join: Callable[[list[Any]], Any]) -> StepValues:
+    """Return the values of a step with its lists of tensors or arrays joined to vectors.
+
+    Args:
+        values: Values with lists in place of `pushed`, `statistics` and `held`.
+        join: Function that joins a list to one float32 vector.
+    """
+    vectors = (join(each) for each in (values.pushed, values.statistics, values.held))
+    pushed, statistics, held = vectors
+    return values._replace(pushed=pushed, statistics=statistics, held=held)
+
+
 class StepAnswer(NamedTuple):
     """Values with which the next step starts: arrays in Python, tensors in the graph.
 
@@ -433,7 +445,7 @@ class ExchangeStep:
             # joining the run has changed the gradient's weights, so the worker pushes no update
             owner.call.note(self)
             flat = session.variables
-            values = flat.joined() if session.takes_weights else ops.zeros([flat.size])
+            values = flat.values if session.takes_weights else [ops.zeros([flat.size])]
             self._exchange(values, [], 0)
         elif session.takes_weights:
             with self._as_a_worker():
@@ -485,17 +497,21 @@ class ExchangeStep:
         return new_weights, [scope.get_current_value(variable) for variable in own]
 
     def postponed_values(self) -> StepValues:
-        """Return the values to exchange at the end of a compiled step of a stateless backend."""
+        """Return the values to exchange at the end of a compiled step of a stateless backend.
+
+        Pushed values, statistics and held weights are lists of tensors, for `joined`: compiled code
+        of JAX joins tensors far more slowly than NumPy.
+        """
         call, session = self._owner.call, self._owner.joined
         if session.takes_weights:
-            return self._values(session.variables.joined(), [], call.rows)
-        sent, flat = self._shared_gradients(call.pairs)
-        return self._values(flat, sent, call.rows)
+            return self._values(session.variables.values, [], call.rows)
+        sent, dense = self._shared_gradients(call.pairs)
+        return self._values(dense, sent, call.rows)
 
     def exchange_weights(self) -> None:
         """Exchange weights with the servers, after optimizers have stepped on this worker."""
         owner = self._owner
-        self._exchange(owner.joined.variables.joined(), [], owner.call.rows)
+        self._exchange(owner.joined.variables.values, [], owner.call.rows)
 
     def _step_alone(self, pairs: Pairs) -> None:
         with steps_allowed():
@@ -543,18 +559,18 @@ class ExchangeStep:
 
     def _send_gradients(self, pairs: Pairs) -> None:
         """Push the gradients of shared variables; let the optimizer update all other variables."""
-        sent, flat = self._shared_gradients(pairs)
+        sent, dense = self._shared_gradients(pairs)
         call = self._owner.call
         repeats = call.note(self)
-        self._exchange(flat, sent, call.rows, repeats)
+        self._exchange(dense, sent, call.rows, repeats)
         self._step_unshared(pairs)
 
-    def _shared_gradients(self, pairs: Pairs) -> tuple[list[Any], Any]:
-        """Return the gradients of the shared variables, as a list and as one float32 vector."""
+    def _shared_gradients(self, pairs: Pairs) -> tuple[list[Any], list[Any]]:
+        """Return the gradients of the shared variables, as they are and as dense tensors."""
         by_variable = {id(variable): gradient for gradient, variable in pairs}
         shared = self._owner.joined.shared.variables
         sent = [by_variable.get(id(variable)) for variable in shared]
-        return sent, flat_gradients(sent, shared)
+        return sent, dense_gradients(sent, shared)
 
     def _step_unshared(self, pairs: Pairs) -> None:
         """Let the optimizer update the variables that the workers do not share, or only count."""
@@ -567,12 +583,12 @@ class ExchangeStep:
                 self.inner._iterations.assign_add(1)
 
     def _exchange(
-        self, values: Any, gradients: Sequence[Any], rows: Any, repeats: bool = False
+        self, values: list[Any], gradients: Sequence[Any], rows: Any, repeats: bool = False
     ) -> None:
         """Push gradients, or weights after a local step, and assign the pulled weights.
 
         Args:
-            values: [num_parameters] float32 gradient, or weights after a local step.
+            values: Gradients, or weights after a local step; together num_parameters entries.
             gradients: Gradients from which `values` was made, whose sparse rows are needed; empty
                 if `values` are weights.
             rows: Number of training examples from which the gradients or the local step were
@@ -582,7 +598,7 @@ class ExchangeStep:
         owner = self._owner
         if backend().is_stateless:
             refuse_statistics(owner.joined, "a loop with optimizer.stateless_apply")
-        sent = self._values(values, gradients, rows)
+        sent = joined(self._values(values, gradients, rows), flat_tensors.join)
         in_turn = owner.joined.takes_weights and not owner.call.ends_later
         exchange = functools.partial(owner.exchange, self, repeats, in_turn)
         session, number = owner.joined, Result((), "float32")
@@ -600,16 +616,16 @@ class ExchangeStep:
             raise
         self.take(answer)
 
-    def _values(self, values: Any, gradients: Sequence[Any], rows: Any) -> StepValues:
-        """Return the values of a step that an exchange sends, as tensors; see `_exchange`."""
+    def _values(self, values: list[Any], gradients: Sequence[Any], rows: Any) -> StepValues:
+        """Return the values of a step that an exchange sends, before `joined`; see `_exchange`."""
         owner, rate, scale = self._owner, self.rate, self._scale
         session, call = owner.joined, owner.call
         loss, call.loss = call.loss, None
-        takes_weights, nothing = session.takes_weights, ops.zeros([0])
+        takes_weights = session.takes_weights
         used_scale = ops.zeros([])
         if scale is not None:
             used_scale = ops.cast(scale.value, "float32")
-            values = values / used_scale
+            values = [ops.cast(value, "float32") / used_scale for value in values]
         if loss is not None:
             loss = ops.reshape(ops.mean(ops.cast(loss, "float32")), [1])
         touched = {
@@ -620,11 +636,11 @@ class ExchangeStep:
         return StepValues(
             pushed=values,
             rows=ops.cast(rows, "int32"),
-            statistics=session.statistics.joined(),
+            statistics=session.statistics.values,
             rate=ops.zeros([]) if rate is None else ops.cast(rate.value, "float32"),
             scale=used_scale,
-            held=nothing if takes_weights else session.variables.joined(),
-            loss=nothing if loss is None else loss,
+            held=[] if takes_weights else session.variables.values,
+            loss=ops.zeros([0]) if loss is None else loss,
             has_stepped=self._has_stepped(list(owner.clocks)),
             has_assigned=owner.assignments.has_any if takes_weights else False,
             touched={number: rows for number, rows in touched.items() if rows is not None},
@@ -720,11 +736,9 @@ def refuse_statistics(session: Session, where: str) -> None:
         )
 
 
-def flat_gradients(gradients: Sequence[Any], variables: Sequence[Any]) -> Any:
-    """Return the variables' gradients as one float32 vector, with zeros for None."""
-    return flat_tensors.join(
-        [
-            ops.zeros(variable.shape) if gradient is None else backend().dense(gradient)
-            for gradient, variable in zip(gradients, variables, strict=True)
-        ]
-    )
+def dense_gradients(gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
+    """Return the variables' gradients as dense tensors, with zeros for None."""
+    return [
+        ops.zeros(variable.shape) if gradient is None else backend().dense(gradient)
+        for gradient, variable in zip(gradients, variables, strict=True)
+    ]
