@@ -8,6 +8,7 @@ import os
 from pathlib import Path
 
 ON_EVERY_BACKEND = {
+    "test_flat_variables.py",
     "test_pass_numbers.py",
     "test_server_optimizers.py",
     "test_table.py",
