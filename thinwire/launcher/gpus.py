@@ -16,7 +16,7 @@ from absl import logging
 
 from thinwire.launcher.host_probe import visible_gpus
 from thinwire.ops.types import ConfigurationError
-from thinwire.runtime.run.devices import ON_CPU, ON_SHARED_GPU
+from thinwire.runtime.run.devices import ON_CPU, ON_SHARED_GPU, unless_set
 
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 #: Prefix of the name of a MIG instance. CUDA lets a process use only one.
@@ -70,7 +70,7 @@ class GpuShares(Generic[Machine]):
                 variables = _variables(gpus, shares, f"{machine}")
             else:
                 is_shared = device != "cpu" and len(workers) > 1
-                variables = [on_shared_gpu() if is_shared else {} for _ in workers]
+                variables = [unless_set(ON_SHARED_GPU) if is_shared else {} for _ in workers]
             self._variables |= dict(zip(workers, variables, strict=True))
 
     def variables(self, role: str, number: int) -> dict[str, str]:
@@ -94,16 +94,11 @@ def _variables(
         logging.info("GPUs of %s that no worker uses: %s", machine, ", ".join(unused))
     return [
         {_VISIBLE: ",".join(share)}
-        | (on_shared_gpu() if any(num_workers[gpu] > 1 for gpu in share) else {})
+        | (unless_set(ON_SHARED_GPU) if any(num_workers[gpu] > 1 for gpu in share) else {})
         if share
         else dict(ON_CPU)
         for share in shares
     ]
-
-
-def on_shared_gpu() -> dict[str, str]:
-    """Return `ON_SHARED_GPU` without the variables that the user has set."""
-    return {name: value for name, value in ON_SHARED_GPU.items() if name not in os.environ}
 
 
 def deal(

@@ -31,7 +31,7 @@ from thinwire.launcher.output import READ_BYTES, follow
 from thinwire.launcher.program import HERE
 from thinwire.launcher.role import Launcher, LineSink, Node, environment, threads_of
 from thinwire.proto.grpc import check_bind
-from thinwire.runtime.run.devices import ON_SHARED_CORES
+from thinwire.runtime.run.devices import ON_SHARED_CORES, unless_set
 from thinwire.runtime.run.settings import EXIT_INTERRUPTED, Run
 
 FLAGS = flags.FLAGS
@@ -265,8 +265,7 @@ class LocalLauncher(Launcher):
 
     def start(self, node: Node) -> SupervisedProcess:
         """Start a node on this machine; a watchdog ends it when the launcher ends or dies."""
-        cores = {name: os.environ.get(name, value) for name, value in ON_SHARED_CORES.items()}
-        variables = cores | self._gpus.variables(node.role, node.number)
+        variables = unless_set(ON_SHARED_CORES) | self._gpus.variables(node.role, node.number)
         return start_here(node, f"--worker_threads={self._threads}", variables=variables)
 
 

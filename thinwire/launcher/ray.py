@@ -32,7 +32,6 @@ from absl import flags, logging
 
 from thinwire.flags import launch, security
 from thinwire.launcher import deployment, watchdog
-from thinwire.launcher.gpus import on_shared_gpu
 from thinwire.launcher.local import SupervisedProcess, exit_code, start_here, watchdog_command
 from thinwire.launcher.output import READ_BYTES, NodeOutput, Screen, follow, report_losses
 from thinwire.launcher.ray_actor import ActorLocation, NodeActor
@@ -42,6 +41,7 @@ from thinwire.proto.grpc import Unreachable, check_bind
 from thinwire.proto.grpc.common import host_and_port
 from thinwire.proto.moved import MOVED_VARIABLE, moved_lines
 from thinwire.proto.security.credentials import TOKEN_VARIABLE
+from thinwire.runtime.run.devices import ON_SHARED_GPU, unless_set
 from thinwire.runtime.run.files import read_bounded
 from thinwire.runtime.run.settings import Run
 from thinwire.runtime.standard_input import StandardInput
@@ -395,7 +395,7 @@ class RayLauncher(Launcher):
         """Return a node's environment variables; Ray itself chooses the GPUs of a worker."""
         gpus = self._bundles[node.role, node.number].get("GPU", 0.0)
         is_shared = node.role == "Worker" and gpus != int(gpus)
-        return {**node.variables, **(on_shared_gpu() if is_shared else {})}
+        return {**node.variables, **(unless_set(ON_SHARED_GPU) if is_shared else {})}
 
     def _move(self, shard: int) -> None:
         """Send a restarted PS shard's address to every node's actor; the caller holds `_lock`."""

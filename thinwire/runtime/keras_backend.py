@@ -17,7 +17,7 @@ from typing import Any
 from absl import logging
 
 from thinwire.ops.types import ConfigurationError
-from thinwire.runtime.run.devices import ON_SHARED_CORES
+from thinwire.runtime.run.devices import ON_SHARED_CORES, unless_set
 
 #: Backend of Keras -> the extra of Thinwire's package that installs it. The order is the order of
 #: preference. Keras' other backends are no way out: numpy's imports JAX, and openvino's only
@@ -98,8 +98,7 @@ def choose_backend_on_processor() -> str:
     backend = choose_backend()
     if "keras" not in sys.modules:
         os.environ.update(_PROCESSOR.get(backend, {}))
-        for name, value in ON_SHARED_CORES.items():
-            os.environ.setdefault(name, value)
+        os.environ.update(unless_set(ON_SHARED_CORES))
     return backend
 
 

@@ -26,7 +26,8 @@ NAMES = (
 )
 STUB = f"""
 import json, os
-print(json.dumps({{name: os.environ[name] for name in {NAMES} if name in os.environ}}))
+found = {{name: os.environ[name] for name in {NAMES} if name in os.environ}}
+print(json.dumps([found, os.environ.get("OMP_WAIT_POLICY")]))
 """
 CPU = {"CUDA_VISIBLE_DEVICES": "-1", "JAX_PLATFORMS": "cpu"}
 SHARED = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", "TF_FORCE_GPU_ALLOW_GROWTH": "true"}
@@ -136,7 +137,7 @@ def environments(monkeypatch, tmp_path):
     stub = tmp_path / "stub.py"
     stub.write_text(STUB)
     monkeypatch.setattr(local, "HERE", HERE._replace(node=(str(stub),), script=(str(stub),)))
-    for name in NAMES:
+    for name in (*NAMES, "OMP_WAIT_POLICY"):
         monkeypatch.delenv(name, raising=False)
 
     def start(num_gpus, *flags, **variables):
@@ -155,7 +156,10 @@ def environments(monkeypatch, tmp_path):
                 node = dataclasses.replace(node, output=lines)
                 processes.append(launcher.start(node))
         assert [process.wait() for process in processes] == [0] * len(processes)
-        return {name: json.loads(lines[-1]) for name, lines in found.items()}
+        given_by_node = {name: json.loads(lines[-1]) for name, lines in found.items()}
+        # the processes of a machine share its cores, so idle threads must sleep
+        assert {policy for _, policy in given_by_node.values()} == {"PASSIVE"}
+        return {name: own for name, (own, _) in given_by_node.items()}
 
     return start
 

@@ -22,7 +22,7 @@ from thinwire.runtime.keras_backend import (
 def machine(monkeypatch, tmp_path):
     """Return a function that sets the installed backends, KERAS_BACKEND and Keras' file."""
     monkeypatch.delitem(sys.modules, "keras", raising=False)
-    for name in ("KERAS_BACKEND", "JAX_PLATFORMS", "KERAS_TORCH_DEVICE"):
+    for name in ("KERAS_BACKEND", "JAX_PLATFORMS", "KERAS_TORCH_DEVICE", "OMP_WAIT_POLICY"):
         monkeypatch.setenv(name, "")  # so that monkeypatch restores it
         monkeypatch.delenv(name)
     monkeypatch.setenv("KERAS_HOME", str(tmp_path))
@@ -128,7 +128,15 @@ def test_devices_of_tensorflow_are_those_of_the_flag(machine):
     machine("tensorflow")
     before = dict(os.environ)
     choose_backend_on_processor()
-    assert dict(os.environ) == before | {"KERAS_BACKEND": "tensorflow"}
+    added = {"KERAS_BACKEND": "tensorflow", "OMP_WAIT_POLICY": "PASSIVE"}
+    assert dict(os.environ) == before | added
+
+
+def test_a_user_decides_how_idle_threads_wait(machine, monkeypatch):
+    machine("torch")
+    monkeypatch.setenv("OMP_WAIT_POLICY", "ACTIVE")
+    choose_backend_on_processor()
+    assert os.environ["OMP_WAIT_POLICY"] == "ACTIVE"
 
 
 def test_the_backends_of_this_environment_are_found_without_an_import():

@@ -6,6 +6,9 @@ imports a Keras backend.
 
 from __future__ import annotations
 
+import os
+from collections.abc import Mapping
+
 #: Variables of a process that computes on the CPU. CUDA_VISIBLE_DEVICES hides NVIDIA's GPUs from
 #: every backend. JAX also finds other accelerators, and logs an error if CUDA finds no GPU.
 ON_CPU = {"CUDA_VISIBLE_DEVICES": "-1", "JAX_PLATFORMS": "cpu"}
@@ -29,3 +32,8 @@ def device_variables(device: str) -> dict[str, str]:
     if device == "cpu":
         return dict(ON_CPU)
     return {} if device == "auto" else {"CUDA_VISIBLE_DEVICES": device.removeprefix("gpu:")}
+
+
+def unless_set(variables: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment variables that the user has not set."""
+    return {name: value for name, value in variables.items() if name not in os.environ}
