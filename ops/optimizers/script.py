@@ -2,9 +2,9 @@
 
 An offer is the description of a script's model and optimizers that a worker sends to the parameter
 server. The learning rate comes from the script's optimizer or its schedule, not from the flag
---learning_rate. If a script's optimizer is SGD, with or without momentum, the code for
---server_optimizer=sgd or momentum does its steps, and Keras is not imported. All optimizers of a
-script except SGD run as Keras code on variables (`thinwire.ops.optimizers.variables`). A script may
+--learning_rate. If a script's optimizer is SGD, with or without momentum, or Adam, the code for
+--server_optimizer=sgd, momentum or adam does its steps, and Keras is not imported. All other
+optimizers run as Keras code on variables (`thinwire.ops.optimizers.variables`). A script may
 have several optimizers, for example for a GAN; each optimizer steps different variables.
 
 Source: design, section 11.
@@ -26,8 +26,13 @@ from thinwire.ops.optimizers.base import Moment, OptimizerTraits, ServerUpdate, 
 from thinwire.ops.optimizers.described import WAYS_OUT
 from thinwire.ops.optimizers.rates import check_rates, rate_at
 from thinwire.ops.optimizers.server import OptimizerUpdate
-from thinwire.ops.optimizers.slots import ITERATION, Slot, velocity_slots
-from thinwire.ops.optimizers.variables import VariableRules, VariablesOptimizer, is_elementwise
+from thinwire.ops.optimizers.slots import ITERATION, Slot, flat_slots
+from thinwire.ops.optimizers.variables import (
+    VariableRules,
+    is_elementwise,
+    is_plain_adam,
+    optimizer_of,
+)
 from thinwire.ops.sharding.split import part_of_spec
 from thinwire.ops.types import (
     ConfigurationError,
@@ -103,7 +108,7 @@ class ScriptUpdate(ServerUpdate):
             # the argument global_clipnorm is the largest norm over all variables of the model
             one_shard=bool(config.get("global_clipnorm")),
             dense_only=name if name in allow_list.DENSE_ONLY else "",
-            needs_keras=not self._is_flat,
+            needs_keras=not (self._is_flat or is_plain_adam(self.described, self.rules)),
         )
 
     @property
@@ -146,7 +151,7 @@ class ScriptUpdate(ServerUpdate):
                 np.concatenate(parts, out=state["inner"]["optimizer"].velocity)
             state["tensors"] = spec.tensors if spec else (TensorSpec("shard", (len(theta),)),)
         else:
-            optimizer = VariablesOptimizer(self.described, theta, spec, self.rules)
+            optimizer = optimizer_of(self.described, theta, spec, self.rules)
             optimizer.set_iterations(self.offer.iterations)
             if self.initial:
                 optimizer.load(self.initial)
@@ -221,11 +226,11 @@ class ScriptUpdate(ServerUpdate):
         import numpy as np
 
         inner = state["inner"].get("optimizer")
-        if isinstance(inner, VariablesOptimizer):
+        if hasattr(inner, "slots"):
             return [inner.slots()]
         slots = [Slot(None, ITERATION, np.asarray(state["steps"], np.int64))]
         if inner is not None:
-            slots += velocity_slots(inner.save(), state["tensors"])
+            slots += flat_slots(inner.velocity.copy(), "momentum", state["tensors"])
         return [slots]
 
     def save(self, state: State, keep: Keep = copied) -> State:

@@ -1,9 +1,9 @@
 """Server optimizers that flags select: a Keras optimizer applies each merged update.
 
 SGD without momentum runs in the kernels that apply updates: the result equals Keras's SGD, and a
-sparse update changes only the weights for which it has a value. SGD with momentum runs in
-`ops/optimizers/momentum_sgd`, with the same result as Keras's SGD. All server optimizers except SGD
-run as Keras code (`ops/optimizers/variables`).
+sparse update changes only the weights for which it has a value. SGD with momentum and Adam run in
+`ops/optimizers/momentum_sgd` and `ops/optimizers/adam`, with the same results as in Keras. All
+other server optimizers run as Keras code (`ops/optimizers/variables`).
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from thinwire.ops.offer import Described
 from thinwire.ops.optimizers import allow_list
 from thinwire.ops.optimizers.base import Moment, OptimizerTraits, ServerUpdate, StepRate
 from thinwire.ops.optimizers.schedule import parse_schedule
+from thinwire.ops.optimizers.variables import is_plain_adam, optimizer_of
 from thinwire.ops.options import decay_factor, number, words
 from thinwire.ops.policy import setting
 from thinwire.ops.types import ConfigurationError, Float32, Int64, Kind, ModelSpec, State, Update
@@ -154,7 +155,8 @@ class OptimizerUpdate(FollowsOuterSchedule):
             whole_variables=name not in allow_list.ELEMENTWISE,
             dense_only=name if name in allow_list.DENSE_ONLY else "",
             gradient_scale=1.0 if self._is_plain else None,
-            needs_keras=not self._is_sgd or bool(self.weight_decay),
+            needs_keras=bool(self.weight_decay)
+            or not (self._is_sgd or is_plain_adam(self.described)),
         )
 
     def init(self, theta: Float32, spec: ModelSpec | None = None) -> State:
@@ -165,9 +167,7 @@ class OptimizerUpdate(FollowsOuterSchedule):
             from thinwire.ops.optimizers.momentum_sgd import MomentumSGD
 
             return {"optimizer": MomentumSGD(self.momentum, theta)}
-        from thinwire.ops.optimizers.variables import VariablesOptimizer
-
-        return {"optimizer": VariablesOptimizer(self.described, theta, spec)}
+        return {"optimizer": optimizer_of(self.described, theta, spec)}
 
     def step(
         self,

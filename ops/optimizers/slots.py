@@ -22,7 +22,6 @@ from thinwire.ops.types import (
     Float32,
     ModelSpec,
     ShardLayout,
-    State,
     TensorSpec,
 )
 
@@ -485,16 +484,17 @@ def cut(slots: Sequence[Slot], spec: ModelSpec, layout: ShardLayout) -> list[Slo
     return parts
 
 
-def velocity_slots(state: State, tensors: Sequence[TensorSpec]) -> list[Slot]:
-    """Return the velocity of a MomentumSGD as Keras' momentum slots, one per variable slice.
+def flat_slots(values: Float32, role: str, tensors: Sequence[TensorSpec]) -> list[Slot]:
+    """Return the slots of one role of an optimizer of flat weights, one per variable slice.
 
     Args:
-        state: Optimizer slots of SGD with momentum, from `MomentumSGD.save`.
+        values: [n] float32, the values of the slots, in the order of the flat weights.
+        role: Role of the slots, for example "momentum".
         tensors: Shapes of the shard server's variable slices, in the order of the flat weights.
     """
-    slots, start, velocity = [], 0, state["2"]
+    slots, start = [], 0
     for number, tensor in enumerate(tensors):
-        part = velocity[start : start + tensor.size]
-        slots.append(Slot(number, "momentum", part.reshape(tensor.shape)))
+        part = values[start : start + tensor.size]
+        slots.append(Slot(number, role, part.reshape(tensor.shape)))
         start += tensor.size
     return slots

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from thinwire.ops.frozen import Keep, copied
 from thinwire.ops.offer import Described
@@ -31,6 +31,9 @@ from thinwire.ops.optimizers.slots import (
 )
 from thinwire.ops.optimizers.steps import SteppedVariables, steps_of_backend
 from thinwire.ops.types import Float32, ModelSpec, State, TensorSpec, Update
+
+if TYPE_CHECKING:
+    from thinwire.ops.optimizers.adam import FlatAdam
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,11 +54,47 @@ class VariableRules:
 
 
 NO_RULES = VariableRules()
+#: Arguments of Keras' Adam with which its steps need no Keras: its factors, its name, and arguments
+#: that have no effect while `use_ema` is False.
+_OF_PLAIN_ADAM = {
+    *("learning_rate", "beta_1", "beta_2", "epsilon", "name"),
+    *("ema_momentum", "ema_overwrite_frequency"),
+}
 
 
 def is_elementwise(described: Described) -> bool:
     """Return True if an optimizer steps each weight by only that weight's gradient and slots."""
     return described.name in allow_list.ELEMENTWISE and not described.config.get("clipnorm")
+
+
+def is_plain_adam(described: Described, rules: VariableRules = NO_RULES) -> bool:
+    """Return True if the steps are Keras' Adam without any option, which needs no Keras."""
+    options = {name for name, value in described.config.items() if value}
+    return described.name == "Adam" and not rules.constraints and options <= _OF_PLAIN_ADAM
+
+
+def optimizer_of(
+    described: Described,
+    theta: Float32,
+    spec: ModelSpec | None = None,
+    rules: VariableRules = NO_RULES,
+) -> VariablesOptimizer | FlatAdam:
+    """Return the optimizer that steps a shard server's weights; see `VariablesOptimizer`.
+
+    Weights in a GPU's memory are stepped by Keras there.
+    """
+    import numpy as np
+
+    if is_plain_adam(described, rules) and isinstance(theta, np.ndarray):
+        from thinwire.ops.optimizers.adam import FlatAdam
+
+        return FlatAdam(described, theta, _known(spec, theta).tensors)
+    return VariablesOptimizer(described, theta, spec, rules)
+
+
+def _known(spec: ModelSpec | None, theta: Float32) -> ModelSpec:
+    """Return the variable slices of a shard server; without a spec, all weights are one slice."""
+    return spec or ModelSpec((TensorSpec("shard", (len(theta),)),))
 
 
 class VariablesOptimizer:
@@ -92,7 +131,7 @@ class VariablesOptimizer:
 
         from thinwire.ops.kernels.numpy_ops import aligned
 
-        self._spec = spec or ModelSpec((TensorSpec("shard", (len(theta),)),))
+        self._spec = _known(spec, theta)
         self._groups = _groups(self._spec.tensors, described, rules)
         self._steps_class = steps_of_backend(keras.backend.backend())
         with self._steps_class.device():

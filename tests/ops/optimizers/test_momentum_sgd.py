@@ -4,6 +4,7 @@ import keras
 import numpy as np
 import pytest
 
+from thinwire.ops.optimizers.adam import FlatAdam
 from thinwire.ops.optimizers.momentum_sgd import _PIECE, MomentumSGD
 from thinwire.ops.optimizers.server import OptimizerUpdate
 from thinwire.ops.optimizers.variables import VariablesOptimizer
@@ -82,7 +83,8 @@ def test_who_steps_with_what():
         (OptimizerUpdate("momentum", 0.9), MomentumSGD),
         (OptimizerUpdate("sgd", 0.9), MomentumSGD),
         (OptimizerUpdate("momentum", 0.9, weight_decay=0.1), VariablesOptimizer),
-        (OptimizerUpdate("adam"), VariablesOptimizer),
+        (OptimizerUpdate("adam"), FlatAdam),
+        (OptimizerUpdate("adam", weight_decay=0.1), VariablesOptimizer),
     ):
         state = choice.init(theta)
         assert type(state["optimizer"]) is expected
