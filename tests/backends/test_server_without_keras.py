@@ -1,4 +1,4 @@
-"""A PS process where neither Keras nor a backend can be imported: SGD works, others are refused."""
+"""A PS where neither Keras nor a backend can be imported: only SGD and Adam work."""
 
 import dataclasses
 import json
@@ -13,6 +13,7 @@ from tests.forked import MAIN
 from tests.test_offered_processes import gradient_of, offer_with, train
 from tests.threads.offered import FLAGS, OFFER, OfferedRun, weights_of
 from thinwire.ops.offer import Described, OptimizerOffer
+from thinwire.ops.optimizers.adam import FlatAdam
 from thinwire.ops.optimizers.keras_schedules import build_schedule
 from thinwire.ops.optimizers.momentum_sgd import MomentumSGD
 from thinwire.ops.types import Update
@@ -106,10 +107,26 @@ def test_a_script_with_sgd_trains_without_keras(shard_of, momentum, nesterov, ra
 
 @pytest.mark.processes
 @pytest.mark.timeout(120)
+def test_adam_steps_without_keras(shard_of):
+    run, end = shard_of("--iter_max=4")
+    worker = run.worker(1, offer_with("Adam", beta_2=0.9), flags=(*ONE, "--iter_max=4"))
+    first, last = train(worker, 4)
+    theta, described = first.copy(), Described("Adam", {"learning_rate": 0.1, "beta_2": 0.9})
+    optimizer = FlatAdam(described, theta, ())
+    for step in range(4):
+        optimizer.step(theta, Update(None, gradient_of(step + 1)), 0.1, negate=False)
+    np.testing.assert_array_equal(last, theta)
+    code, text = end()
+    assert code == 0, text
+    assert heavy_of(text)[0] == []
+
+
+@pytest.mark.processes
+@pytest.mark.timeout(120)
 @pytest.mark.parametrize("preload", [(), ("--preload_keras",)], ids=["", "preloaded"])
 def test_another_optimizer_is_refused_with_what_to_install(shard_of, preload):
     run, end = shard_of("--iter_max=2", "--start_timeout_seconds=1", *preload)
-    worker = run.worker(1, offer_with("Adam"), flags=(*ONE, "--iter_max=2"))
+    worker = run.worker(1, offer_with("Adagrad"), flags=(*ONE, "--iter_max=2"))
     with pytest.raises(RequestRejected, match=r"no backend.*thinwire\[cpu\].*\[jax\].*\[torch\]"):
         worker.join()
     worker.leave("failed")
@@ -123,7 +140,7 @@ def test_another_optimizer_runs_on_the_processor_by_any_backend(shard_of):
     backend = keras.backend.backend()
     run, end = shard_of("--iter_max=2", program=PROGRAM, backend=backend)
     patience = "--reconnect_timeout_seconds=200"  # the PS sends nothing while it imports Keras
-    worker = run.worker(1, offer_with("Adam"), flags=(*ONE, "--iter_max=2", patience))
+    worker = run.worker(1, offer_with("Adagrad"), flags=(*ONE, "--iter_max=2", patience))
     first, last = train(worker, 2)
     assert (first != last).all() and np.abs(first - last).max() < 0.21
     code, text = end()
