@@ -33,6 +33,9 @@ model = thinwire.distribute(model)
 with tempfile.TemporaryDirectory() as name:
     folder = Path(name)
     table = folder / "log.csv"
+    callbacks = [keras.callbacks.BackupAndRestore(folder / "backup")]
+    if keras.backend.backend() == "tensorflow":  # Keras' TensorBoard needs TensorFlow
+        callbacks.append(keras.callbacks.TensorBoard(folder / "tensorboard"))
     for first, last in ((0, 5), (5, 10)):
         history = model.fit(
             x[:3000],
@@ -41,11 +44,7 @@ with tempfile.TemporaryDirectory() as name:
             initial_epoch=first,
             epochs=last,
             validation_data=(x[3000:3500], y[3000:3500]),
-            callbacks=[
-                keras.callbacks.BackupAndRestore(folder / "backup"),
-                keras.callbacks.TensorBoard(folder / "tensorboard"),
-                keras.callbacks.CSVLogger(table, append=first > 0),
-            ],
+            callbacks=[*callbacks, keras.callbacks.CSVLogger(table, append=first > 0)],
             verbose=2,
         )
         assert history.epoch == list(range(first, last))
