@@ -68,9 +68,13 @@ def is_elementwise(described: Described) -> bool:
 
 
 def is_plain_adam(described: Described, rules: VariableRules = NO_RULES) -> bool:
-    """Return True if the steps are Keras' Adam without any option, which needs no Keras."""
+    """Return True if the steps are Keras' Adam without any option, which needs no Keras.
+
+    Keras does not step unused variables, also if they have moments from earlier steps.
+    """
     options = {name for name, value in described.config.items() if value}
-    return described.name == "Adam" and not rules.constraints and options <= _OF_PLAIN_ADAM
+    has_rules = bool(rules.constraints or rules.unused)
+    return described.name == "Adam" and not has_rules and options <= _OF_PLAIN_ADAM
 
 
 def optimizer_of(

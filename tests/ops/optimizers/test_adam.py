@@ -113,6 +113,7 @@ def test_a_saved_state_goes_on():
         ("Adam", {"clipnorm": 1.0}, {}),
         ("Adam", {"use_ema": True}, {}),
         ("Adam", {}, {"constraints": {"w": Described("NonNeg", {})}}),
+        ("Adam", {}, {"unused": ("b",)}),
         ("AdamW", {}, {}),
     ],
 )
