@@ -250,6 +250,16 @@ class Update:
         """Size of the positions and values of the update, in bytes."""
         return self.values.nbytes + (0 if self.indices is None else self.indices.nbytes)
 
+    def dense(self, size: int) -> Float32:
+        """Return the update as [size] values, with zeros where a sparse update has no value."""
+        import numpy as np
+
+        if self.indices is None:
+            return self.values
+        values = np.zeros(size, np.float32)
+        values[self.indices] = self.values
+        return values
+
 
 class SpareUpdate(Update):
     """A dense update that a merge may overwrite, because no other object uses its values."""

@@ -51,10 +51,7 @@ class FlatAdam:
 
     def step(self, theta: Float32, update: Update, rate: float, negate: bool) -> None:
         """Apply a dense gradient [n] or a sparse update, negated if `negate`, to `theta` [n]."""
-        gradient = update.values
-        if update.indices is not None:
-            gradient = np.zeros_like(theta)
-            gradient[update.indices] = update.values
+        gradient = update.dense(len(theta))
         self._rate = np.float32(rate)
         self.num_steps += 1
         alpha = self._alpha()

@@ -117,10 +117,7 @@ class OuterUpdate(FollowsOuterSchedule, abc.ABC):
         if factor is not None:
             kernels.apply(theta, update.indices, update.values, factor)
             return update.indices, state
-        values = update.values
-        if update.indices is not None:
-            values = np.zeros_like(theta)
-            values[update.indices] = update.values
+        values = update.dense(len(theta))
         outer *= self._correction(int(state["steps"]))
         with np.errstate(over="ignore", under="ignore"):
             for start in range(0, len(theta), _PIECE):

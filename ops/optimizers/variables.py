@@ -185,10 +185,7 @@ class VariablesOptimizer:
         """
         import numpy as np
 
-        gradient = update.values
-        if update.indices is not None:
-            gradient = np.zeros_like(theta)
-            gradient[update.indices] = update.values
+        gradient = update.dense(len(theta))
         with self._steps_class.device():
             # assigning the learning rate takes half the time of a small optimizer step
             if rate != self._rate:
