@@ -14,7 +14,7 @@ NUM_UPDATES = 400
 @pytest.mark.parametrize("blocked", [{0, 1}, {1}])
 def test_behind_a_firewall_a_worker_with_a_short_lease_joins_once(tmp_path, blocked):
     flags = (
-        *("--method=asgd", "--dataset=synthetic", "--lease_seconds=2"),
+        *("--method=asgd", "--dataset=synthetic", "--lease_seconds=6"),
         f"--iter_max={NUM_UPDATES}",
     )
     cast = Cast(tmp_path, flags, nb_workers=1, nb_ps=2)

@@ -159,8 +159,8 @@ def _other_phase(hello: pb.Hello, mine: Identity, looks_only: bool) -> tuple[int
     if hello.role == pb.ROLE_WORKER and hello.phase < mine.phase:
         return pb.REASON_PHASE, (
             f"phase: this worker is in phase {hello.phase} of its script, after a restart or a "
-            f"disconnection, but the run's model has changed; expected phase {mine.phase}. The "
-            "worker takes part again when its script reaches that phase."
+            f"disconnection, but the other workers have gone to phase {mine.phase} without it; "
+            "it takes part again when its script, or the script's next start, reaches that phase."
         )
     if hello.role == pb.ROLE_SHARD and hello.phase != mine.phase and not looks_only:
         return pb.REASON_STARTING, (

@@ -60,9 +60,14 @@ def exit_code_of(error: BaseException) -> int | None:
         LeftBehind: EXIT_UNREACHABLE,
     }
     if "grpc" in sys.modules:
+        from thinwire.proto import thinwire_pb2 as pb
         from thinwire.proto.grpc import Unreachable
         from thinwire.proto.grpc.session import RequestRejected
 
+        # A worker stalled for longer than its lease, and the run went to a later phase without it.
+        # The run continues; if the launcher starts the script again, the script catches up.
+        if isinstance(error, RequestRejected) and error.reason == pb.REASON_PHASE:
+            return EXIT_UNREACHABLE
         codes |= {Unreachable: EXIT_UNREACHABLE, RequestRejected: EXIT_REFUSED}
     return next((code for kind, code in codes.items() if isinstance(error, kind)), None)
 

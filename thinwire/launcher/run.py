@@ -51,16 +51,25 @@ from thinwire.ops.types import ConfigurationError, Kind
 from thinwire.runtime.run.directory import forget_failure, launched_with, note_failure, summary_of
 from thinwire.runtime.run.script_settings import RUN_BEGAN, remove_settings
 from thinwire.runtime.run.script_target import ScriptTarget
-from thinwire.runtime.run.settings import EXIT_DONE, EXIT_INTERRUPTED, EXIT_SCRIPT, Run
+from thinwire.runtime.run.settings import (
+    EXIT_DONE,
+    EXIT_INTERRUPTED,
+    EXIT_SCRIPT,
+    EXIT_UNREACHABLE,
+    Run,
+)
 from thinwire.runtime.standard_input import InputKind, StandardInput
 from thinwire.worker.client.control import Control
 from thinwire.worker.flags import devices
 
 FLAGS = flags.FLAGS
 #: Rules for ending the run of a user's script. A restarted script would raise its error again, so
-#: only killed workers are restarted.
+#: only workers that were killed, or that lost contact with the PS, are restarted.
 RULES = EndRules(
-    one_failure_is_all=True, mendable=(), workers_first_seconds=5.0, kill_after_seconds=12.0
+    one_failure_is_all=True,
+    mendable=(EXIT_UNREACHABLE,),
+    workers_first_seconds=5.0,
+    kill_after_seconds=12.0,
 )
 _INPUT_TAKEN = (
     "every worker receives the whole stdin of this command, so the command consumes the stdin of "
@@ -402,7 +411,8 @@ class _ScriptRun:
             self._cluster.at_fault.add(worker)
         if not is_own or earlier or failure.cause is Cause.OTHER_RUN:
             return
-        if failure.has_page:
+        # The run continues without a lost worker, so no last line would show its reason
+        if failure.has_page or failure.cause is Cause.LOST:
             self._workers[worker].show(failure.text)
         else:
             self._workers[worker].show("failed; the reason follows when the run has ended")

@@ -39,14 +39,17 @@ class Command:
     """One `thinwire run` of `script`, which is toy.py in a folder."""
 
     script = ""
+    #: Python that starts the command; None: the forker's, which takes no SIGSTOP to its processes
+    python = None
 
     def __init__(self, folder, *arguments, script=""):
         self.folder = folder
         (folder / "toy.py").write_text(script or self.script)
         self.log = folder / "command.log"
         with open(self.log, "wb") as log:
+            python = self.python or forker().python
             self.process = subprocess.Popen(
-                [forker().python, str(MAIN), "run", f"--run_dir={folder / 'run'}", *arguments],
+                [python, str(MAIN), "run", f"--run_dir={folder / 'run'}", *arguments],
                 cwd=folder,
                 stdout=log,
                 stderr=subprocess.STDOUT,
