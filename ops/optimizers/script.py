@@ -226,7 +226,7 @@ class ScriptUpdate(ServerUpdate):
         import numpy as np
 
         inner = state["inner"].get("optimizer")
-        if hasattr(inner, "slots"):
+        if inner is not None and not self._is_flat:
             return [inner.slots()]
         slots = [Slot(None, ITERATION, np.asarray(state["steps"], np.int64))]
         if inner is not None:
