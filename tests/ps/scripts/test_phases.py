@@ -164,7 +164,7 @@ def test_a_worker_of_an_earlier_phase_is_refused_with_the_number(tmp_path):
         run.listen()
         script = Script(run, 1)
         script.change()
-        with pytest.raises(RequestRejected, match="expected phase 4") as refusal:
+        with pytest.raises(RequestRejected, match="have gone to phase 4") as refusal:
             run.worker(1).join()
         assert refusal.value.reason == pb.REASON_PHASE and refusal.value.phase == 4
         script.close()

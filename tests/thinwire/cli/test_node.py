@@ -10,6 +10,7 @@ from tests.command_line import given
 from thinwire.cli import node
 from thinwire.flags.run import read_run
 from thinwire.ops.types import ConfigurationError
+from thinwire.proto import thinwire_pb2 as pb
 from thinwire.proto.framing import Malformed
 from thinwire.proto.grpc import Unreachable
 from thinwire.proto.grpc.session import RequestRejected
@@ -22,11 +23,11 @@ from thinwire.proto.grpc.session import RequestRejected
         (OSError(errno.ENOENT, "missing"), None),
         (ConfigurationError("wrong"), 2),
         (Unreachable("nobody"), 3),
-        (RequestRejected.__new__(RequestRejected), 4),
+        (RequestRejected(pb.Refusal(reason=pb.REASON_MODEL)), 4),
+        (RequestRejected(pb.Refusal(reason=pb.REASON_PHASE)), 3),
         (Malformed("no message"), 4),
         (ValueError("a bug"), None),
     ],
-    ids=str,
 )
 def test_expected_failures_have_their_codes(error, code):
     assert node._exit_code(error) == code
