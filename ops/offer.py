@@ -172,6 +172,10 @@ class Offer:
             config = row["optimizer"]["config"]
             if isinstance(config.get("learning_rate"), int | float):
                 del config["learning_rate"]
+            groups = config.get("groups")
+            for group in groups if isinstance(groups, list) else ():
+                if isinstance(group, dict):  # a parameter group of a torch optimizer
+                    group.pop("lr", None)
         if document["loss_scale"] is not None:
             del document["loss_scale"]["initial"], document["loss_scale"]["streak"]
         return [(f"{OFFER_PREFIX}{name}", json.dumps(document[name])) for name in sorted(document)]

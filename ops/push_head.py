@@ -40,6 +40,11 @@ class PushHead:
         repeats_batch: True if an earlier push has counted the examples of this push.
         batch_parts: Size of the push in parts of the script's batch. Each batch of the script has
             nb_workers parts.
+        settings: Numbers of all parameter groups of a torch optimizer, as the script has them for
+            this step, in the order of `thinwire.ops.optimizers.torch_groups`; empty for Keras.
+        without_gradient: Positions of the optimizer's parameters that got no gradient in this step,
+            ascending. If no push of a round has a gradient for a parameter, the step leaves the
+            parameter as it is, as torch's optimizers do.
         schedule_rate: Learning rate of the run's schedule at the worker. The worker sends it only
             if `learning_rate` is None. A shard checks the rate and does not use or store it.
     """
@@ -54,6 +59,8 @@ class PushHead:
     optimizer: int = 0
     repeats_batch: bool = False
     batch_parts: int = 0
+    settings: tuple[float, ...] = ()
+    without_gradient: tuple[int, ...] = ()
     schedule_rate: float = dataclasses.field(default=0.0, compare=False)
 
 

@@ -38,6 +38,8 @@ def head_to_message(head: PushHead, push: pb.Push) -> None:
     push.loss_scale, push.overflow = head.loss_scale, head.overflow
     push.optimizer, push.repeats_batch = head.optimizer, head.repeats_batch
     push.batch_parts = head.batch_parts
+    push.settings.extend(head.settings)
+    push.without_gradient.extend(head.without_gradient)
 
 
 def head_from_message(push: pb.Push) -> PushHead:
@@ -54,6 +56,8 @@ def head_from_message(push: pb.Push) -> PushHead:
         optimizer=push.optimizer,
         repeats_batch=push.repeats_batch,
         batch_parts=push.batch_parts,
+        settings=tuple(push.settings),
+        without_gradient=tuple(push.without_gradient),
         schedule_rate=0.0 if sets_rate else rate,
     )
 

@@ -419,7 +419,7 @@ class Pull(_message.Message):
     def __init__(self, base_version: _Optional[int] = ..., has_base: bool = ..., generation: _Optional[int] = ..., observe: bool = ...) -> None: ...
 
 class Push(_message.Message):
-    __slots__ = ("incarnation", "step", "base_version", "generation", "epoch", "kind", "samples", "local_steps", "learning_rate", "loss", "aux_count", "base_checksum", "manifest", "more", "loss_scale", "overflow", "sets_rate", "lag", "blocks", "payload_bytes", "optimizer", "repeats_batch", "changes", "change_bytes", "batch_parts", "payload")
+    __slots__ = ("incarnation", "step", "base_version", "generation", "epoch", "kind", "samples", "local_steps", "learning_rate", "loss", "aux_count", "base_checksum", "manifest", "more", "loss_scale", "overflow", "sets_rate", "lag", "blocks", "payload_bytes", "optimizer", "repeats_batch", "changes", "change_bytes", "batch_parts", "settings", "without_gradient", "payload")
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     BASE_VERSION_FIELD_NUMBER: _ClassVar[int]
@@ -445,6 +445,8 @@ class Push(_message.Message):
     CHANGES_FIELD_NUMBER: _ClassVar[int]
     CHANGE_BYTES_FIELD_NUMBER: _ClassVar[int]
     BATCH_PARTS_FIELD_NUMBER: _ClassVar[int]
+    SETTINGS_FIELD_NUMBER: _ClassVar[int]
+    WITHOUT_GRADIENT_FIELD_NUMBER: _ClassVar[int]
     PAYLOAD_FIELD_NUMBER: _ClassVar[int]
     incarnation: int
     step: int
@@ -471,8 +473,10 @@ class Push(_message.Message):
     changes: _containers.RepeatedCompositeFieldContainer[Block]
     change_bytes: int
     batch_parts: int
+    settings: _containers.RepeatedScalarFieldContainer[float]
+    without_gradient: _containers.RepeatedScalarFieldContainer[int]
     payload: bytes
-    def __init__(self, incarnation: _Optional[int] = ..., step: _Optional[int] = ..., base_version: _Optional[int] = ..., generation: _Optional[int] = ..., epoch: _Optional[int] = ..., kind: _Optional[_Union[UpdateKind, str]] = ..., samples: _Optional[int] = ..., local_steps: _Optional[int] = ..., learning_rate: _Optional[float] = ..., loss: _Optional[float] = ..., aux_count: _Optional[int] = ..., base_checksum: _Optional[int] = ..., manifest: _Optional[_Union[Manifest, _Mapping]] = ..., more: bool = ..., loss_scale: _Optional[float] = ..., overflow: bool = ..., sets_rate: bool = ..., lag: _Optional[int] = ..., blocks: _Optional[_Iterable[_Union[Block, _Mapping]]] = ..., payload_bytes: _Optional[int] = ..., optimizer: _Optional[int] = ..., repeats_batch: bool = ..., changes: _Optional[_Iterable[_Union[Block, _Mapping]]] = ..., change_bytes: _Optional[int] = ..., batch_parts: _Optional[int] = ..., payload: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, incarnation: _Optional[int] = ..., step: _Optional[int] = ..., base_version: _Optional[int] = ..., generation: _Optional[int] = ..., epoch: _Optional[int] = ..., kind: _Optional[_Union[UpdateKind, str]] = ..., samples: _Optional[int] = ..., local_steps: _Optional[int] = ..., learning_rate: _Optional[float] = ..., loss: _Optional[float] = ..., aux_count: _Optional[int] = ..., base_checksum: _Optional[int] = ..., manifest: _Optional[_Union[Manifest, _Mapping]] = ..., more: bool = ..., loss_scale: _Optional[float] = ..., overflow: bool = ..., sets_rate: bool = ..., lag: _Optional[int] = ..., blocks: _Optional[_Iterable[_Union[Block, _Mapping]]] = ..., payload_bytes: _Optional[int] = ..., optimizer: _Optional[int] = ..., repeats_batch: bool = ..., changes: _Optional[_Iterable[_Union[Block, _Mapping]]] = ..., change_bytes: _Optional[int] = ..., batch_parts: _Optional[int] = ..., settings: _Optional[_Iterable[float]] = ..., without_gradient: _Optional[_Iterable[int]] = ..., payload: _Optional[bytes] = ...) -> None: ...
 
 class Manifest(_message.Message):
     __slots__ = ("channels", "k", "num_blocks", "num_skipped", "num_reliable", "num_dropped")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Collection, Sequence
 from typing import NamedTuple, Protocol
 
 from thinwire.ops.frozen import Keep, copied
@@ -28,6 +29,8 @@ class OptimizerTraits:
             ``theta += rate * update`` for a change of weights; None if a step does more.
         needs_keras: True if `ServerUpdate.init` imports Keras, so that Keras' backend must be
             chosen before.
+        num_settings: For each optimizer, how many numbers of its parameter groups a push carries
+            (torch). Empty if pushes carry none.
     """
 
     keeps_sparse: bool = False
@@ -37,6 +40,7 @@ class OptimizerTraits:
     num_optimizers: int = 1
     gradient_scale: float | None = None
     needs_keras: bool = False
+    num_settings: tuple[int, ...] = ()
 
     def factor(self, kind: Kind, rate: float) -> float | None:
         """Return the factor f if a step only computes ``theta -= f * update``, else None.
@@ -61,6 +65,9 @@ class Moment:
         fraction: Consumed fraction of the run's budget of updates or examples, from 0 to 1.
         set_rate: Learning rate that a script sets for this step and all later steps of its
             optimizer; None if the script sets no rate.
+        settings: Numbers of all parameter groups of a torch optimizer for this step, in the order
+            of `thinwire.ops.optimizers.torch_groups`; empty: the numbers of the step before.
+        without_gradient: Positions of the optimizer's parameters that no worker has a gradient for.
     """
 
     scheduled: float
@@ -68,6 +75,8 @@ class Moment:
     batches: int = 0
     fraction: float = 0.0
     set_rate: float | None = None
+    settings: Sequence[float] = ()
+    without_gradient: Collection[int] = ()
 
 
 class StepRate(NamedTuple):

@@ -265,7 +265,7 @@ class ScriptStep(LocalStep):
     worker. The slots of the script's optimizer are in the script's process, and an exchange with
     the parameter server does not change them. If workers push changes of weights and the run has a
     folder (run_dir), a restarted script continues with the optimizer slots that
-    `thinwire.script.keras.kept_state` has saved. If workers push gradients, or the run has no
+    `thinwire.script.kept_state` has saved. If workers push gradients, or the run has no
     folder, a restarted script starts with new optimizer slots.
 
     If every mini-batch is pushed, the pushed gradient is the weights before the script's optimizer

@@ -16,7 +16,7 @@ import dataclasses
 import logging
 import math
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from thinwire.ops.frozen import Keep, copied
 from thinwire.ops.kernels.base import Kernels
@@ -27,6 +27,7 @@ from thinwire.ops.optimizers.described import WAYS_OUT
 from thinwire.ops.optimizers.rates import check_rates, rate_at
 from thinwire.ops.optimizers.server import OptimizerUpdate
 from thinwire.ops.optimizers.slots import ITERATION, Slot, flat_slots
+from thinwire.ops.optimizers.torch_groups import is_torch
 from thinwire.ops.optimizers.variables import (
     VariableRules,
     is_elementwise,
@@ -44,6 +45,9 @@ from thinwire.ops.types import (
     TensorSpec,
     Update,
 )
+
+if TYPE_CHECKING:
+    from thinwire.ops.optimizers.torch_updates import TorchUpdate
 
 _log = logging.getLogger(__name__)
 
@@ -262,7 +266,7 @@ class _SteppedEntries:
         state: State of the optimizer, from `ScriptUpdate.init`.
     """
 
-    def __init__(self, update: ScriptUpdate, theta: Float32, spec: ModelSpec) -> None:
+    def __init__(self, update: ScriptUpdate | TorchUpdate, theta: Float32, spec: ModelSpec) -> None:
         import numpy as np
 
         from thinwire.ops.kernels.numpy_ops import aligned
@@ -304,7 +308,7 @@ class ScriptUpdates(ServerUpdate):
             of the variables that the optimizer steps.
     """
 
-    updates: tuple[ScriptUpdate, ...]
+    updates: tuple[ScriptUpdate | TorchUpdate, ...]
 
     @property
     def traits(self) -> OptimizerTraits:
@@ -316,6 +320,7 @@ class ScriptUpdates(ServerUpdate):
             dense_only=next(filter(None, (traits.dense_only for traits in every)), ""),
             needs_keras=any(traits.needs_keras for traits in every),
             num_optimizers=len(every),
+            num_settings=tuple(count for traits in every for count in traits.num_settings),
         )
 
     def check_rates(
@@ -406,7 +411,7 @@ class _RateAtStep:
 
 def server_update(
     offer: Offer, initial: Sequence[Sequence[Slot]] = ()
-) -> ScriptUpdate | ScriptUpdates:
+) -> ScriptUpdate | TorchUpdate | ScriptUpdates:
     """Return the parameter server's optimizer policy for the optimizers in a worker's offer.
 
     Args:
@@ -432,7 +437,13 @@ def server_update(
     return updates[0] if len(updates) == 1 else ScriptUpdates(tuple(updates))
 
 
-def _update_of(optimizer: OptimizerOffer, offer: Offer, initial: Sequence[Slot]) -> ScriptUpdate:
+def _update_of(
+    optimizer: OptimizerOffer, offer: Offer, initial: Sequence[Slot]
+) -> ScriptUpdate | TorchUpdate:
+    if is_torch(optimizer.optimizer):
+        from thinwire.ops.optimizers.torch_updates import TorchUpdate
+
+        return TorchUpdate.of(optimizer, initial)
     allow_list.check_optimizer(optimizer.optimizer)
     rules = VariableRules(
         optimizer.without_decay,

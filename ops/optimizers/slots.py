@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from thinwire.ops.offer import Offer, OptimizerOffer
+from thinwire.ops.optimizers.torch_groups import groups_of, is_torch
 from thinwire.ops.sharding.split import part_of_layout, part_of_spec
 from thinwire.ops.types import (
     ConfigurationError,
@@ -353,6 +354,12 @@ def planned(offer: OptimizerOffer, spec: ModelSpec) -> list[SlotPlace]:
     """
     if not offer.has_slots:
         return []
+    if is_torch(offer.optimizer):
+        return [
+            SlotPlace(number, role, tensor.shape)
+            for role in groups_of(offer.optimizer).roles
+            for number, tensor in enumerate(spec.tensors)
+        ]
     config = offer.optimizer.config
     averages = config.get("use_ema") or config.get("gradient_accumulation_steps")
     if offer.optimizer.name == "SGD" and not averages:

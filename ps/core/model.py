@@ -234,7 +234,8 @@ class ShardModel:
         rates = [rate for rate in set_rates if rate is not None]
         optimizer, down, number = self.optimizer, self.downlink, arrivals[0].head.optimizer
         # A rate that the script sets also counts if the overflow check skips this step.
-        rate = optimizer.rate(number, self._fraction, set_rate=rates[0] if rates else None).value
+        set_rate, heads = rates[0] if rates else None, [arrival.head for arrival in arrivals]
+        rate = optimizer.rate(number, self._fraction, set_rate=set_rate, heads=heads).value
         # After an overflow of the gradient no optimizer steps. The merged round is still a new
         # version of the weights, with the scripts' own changes of weights. As in Keras, no learning
         # rate schedule counts the batch.

@@ -12,6 +12,7 @@ from thinwire.ops.kernels import Kernels
 from thinwire.ops.methods.method import Method
 from thinwire.ops.optimizers.base import Moment, StepRate
 from thinwire.ops.optimizers.schedule import Schedule
+from thinwire.ops.push_head import PushHead
 from thinwire.ops.types import Kind, ModelSpec, State, Update
 from thinwire.ops.weighting.base import Arrival
 from thinwire.ps.core.batch_clock import BatchClock
@@ -67,6 +68,7 @@ class ShardOptimizer:
         fraction: float,
         kind: Kind | None = None,
         set_rate: float | None = None,
+        heads: Sequence[PushHead] = (),
     ) -> StepRate:
         """Return the learning rate of the next step of one of the script's optimizers.
 
@@ -75,9 +77,16 @@ class ShardOptimizer:
             fraction: Share of the run's budget that is consumed, from 0 to 1.
             kind: Kind of the update; None: the kind of the method's updates.
             set_rate: Learning rate that the script sets for this step and all later steps.
+            heads: Numbers of the pushes from which the step is computed; empty for a rate without a
+                step.
         """
         scheduled, batches = self.schedule.rate(fraction), self.clock.batches(number)
-        moment = Moment(scheduled, kind or self._method.kind, batches, fraction, set_rate)
+        settings = next((head.settings for head in heads if head.settings), ())
+        without = [set(head.without_gradient) for head in heads]
+        moment = Moment(
+            *(scheduled, kind or self._method.kind, batches, fraction, set_rate, settings),
+            without_gradient=set.intersection(*without) if without else (),
+        )
         return self._method.server.rate(moment, self.state, number)
 
     def step(self, merged: Update, rate: float, number: int) -> Int64 | None:

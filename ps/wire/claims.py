@@ -12,7 +12,8 @@ import dataclasses
 
 from thinwire.ops.collectives import THROUGH_PS
 from thinwire.ops.methods.method import Method
-from thinwire.ops.offer import LARGEST_SCALE, MOST_BATCHES, SMALLEST_SCALE
+from thinwire.ops.offer import LARGEST_SCALE, MAX_VARIABLES, MOST_BATCHES, SMALLEST_SCALE
+from thinwire.ops.optimizers.torch_groups import LARGEST_NUMBER, is_legal
 from thinwire.proto import thinwire_pb2 as pb
 from thinwire.proto.framing import Malformed
 
@@ -94,6 +95,8 @@ class ClaimBounds:
         scales_loss: True if a training script of the run has a LossScaleOptimizer.
         takes_changes: True if a training script may change weights outside its optimizer.
         nb_workers: Number of workers, which is the number of parts of one batch of the script.
+        num_settings: For each torch optimizer of a script, how many numbers of its parameter groups
+            a push carries; empty if the optimizers are not torch's.
     """
 
     most_local_steps: int = _MOST_SAMPLES
@@ -102,6 +105,7 @@ class ClaimBounds:
     scales_loss: bool = True
     takes_changes: bool = True
     nb_workers: int = _MOST_SAMPLES
+    num_settings: tuple[int, ...] = ()
 
     @staticmethod
     def of(
@@ -124,7 +128,8 @@ class ClaimBounds:
         batch = num_train or _LARGEST_BATCH
         takes_changes = method.collective == THROUGH_PS and not measures
         return ClaimBounds(
-            *(most_local_steps, batch, method.overlap, scales_loss, takes_changes, nb_workers)
+            *(most_local_steps, batch, method.overlap, scales_loss, takes_changes, nb_workers),
+            method.server.traits.num_settings,
         )
 
     def check_push(self, push: pb.Push) -> None:
@@ -145,6 +150,7 @@ class ClaimBounds:
             _check("learning_rate", push.learning_rate, 0, _LARGEST_RATE)
         self._check_scale(push)
         self._check_parts(push)
+        self._check_settings(push)
         if push.changes and not self.takes_changes:
             raise Malformed(
                 "the push has changes of weights outside the script's optimizer, but this run "
@@ -170,6 +176,21 @@ class ClaimBounds:
         num_batches = max(1, push.local_steps) + _MOST_LEFT_OUT
         most = min(_MOST_SAMPLES, MOST_BATCHES * self.nb_workers * num_batches)
         _check("batch_parts", push.batch_parts, 0, most, " (two batches per mini-batch)")
+
+    def _check_settings(self, push: pb.Push) -> None:
+        """Check the numbers of parameter groups, and the positions of parameters, in a push."""
+        known = self.num_settings
+        expected = known[push.optimizer] if push.optimizer < len(known) else 0
+        if len(push.settings) not in (0, expected) or not all(map(is_legal, push.settings)):
+            raise Malformed(
+                f"the push has the settings {list(push.settings)!s:.100}; expected "
+                f"{expected} numbers from 0 to {LARGEST_NUMBER:g}, or none"
+            )
+        if len(push.without_gradient) > MAX_VARIABLES:
+            raise Malformed(
+                f"the push names {len(push.without_gradient)} parameters without a gradient; "
+                f"expected at most {MAX_VARIABLES}"
+            )
 
     def _check_scale(self, push: pb.Push) -> None:
         """Check the loss scale of a push, and that a push with an overflow has no blocks."""

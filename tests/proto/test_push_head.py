@@ -26,6 +26,8 @@ HEADS = st.builds(
     optimizer=COUNTS,
     repeats_batch=st.booleans(),
     batch_parts=COUNTS,
+    settings=st.lists(REALS, max_size=5).map(tuple),
+    without_gradient=st.lists(COUNTS, max_size=5).map(tuple),
     schedule_rate=REALS,
 )
 ORIGINS = st.builds(PushOrigin, COUNTS, COUNTS, COUNTS, st.none() | COUNTS)
@@ -48,6 +50,7 @@ def test_every_number_of_a_head_is_in_the_message():
     default = PushHead(learning_rate=0.5)
     for field in dataclasses.fields(PushHead):
         changed = 2.0 if field.name in ("learning_rate", "loss_scale", "loss") else 1
+        changed = (1,) if field.name in ("settings", "without_gradient") else changed
         head = dataclasses.replace(default, **{field.name: changed})
         if field.compare:
             message = pb.Push()

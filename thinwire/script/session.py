@@ -22,7 +22,6 @@ from thinwire.ops.offer import Offer
 from thinwire.ops.optimizers.slots import Slot
 from thinwire.ops.types import ConfigurationError, State
 from thinwire.script.central_state import own_slots_of
-from thinwire.script.data.data import part_of_data
 from thinwire.script.data.fit_counts import FitNumber
 from thinwire.script.data.place import WorkerPlace
 from thinwire.script.settings import ScriptSettings
@@ -313,6 +312,8 @@ def part_of(settings: ScriptSettings, data: Sequence[Any], fit: FitNumber | None
         ConfigurationError: Thinwire cannot show that the workers' parts are disjoint and complete,
             or a part is empty.
     """
+    from thinwire.script.data.data import part_of_data
+
     place = WorkerPlace.of(settings.run, settings.worker().id_worker)
     return part_of_data(tuple(data), dataclasses.replace(place, fit=fit))
 

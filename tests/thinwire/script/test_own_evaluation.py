@@ -8,8 +8,7 @@ import pytest
 import thinwire
 from thinwire.ops.types import ConfigurationError
 from thinwire.ps.service.dialogues.evaluations import check_evaluated
-from thinwire.script import identity, interrupts
-from thinwire.script.keras import fit_barriers
+from thinwire.script import fit_barriers, identity, interrupts
 from thinwire.worker.script import RECORD
 
 

@@ -56,7 +56,7 @@ def _share_torch_loader(arguments: dict[str, Any], place: WorkerPlace) -> Shared
 
 
 def _part_of_torch_loader(loader: Any, place: WorkerPlace) -> Any:
-    from thinwire.script.data.torch_loader import part_of_loader
+    from thinwire.script.data.torch_batches import part_of_loader
 
     return part_of_loader(loader, place)
 

@@ -16,9 +16,9 @@ from thinwire.proto.grpc import StreamLost, Unreachable
 from thinwire.proto.grpc.session import RequestRejected
 from thinwire.runtime.run.settings import END_REASONS
 from thinwire.script.central_state import CentralState
-from thinwire.script.keras.held_weights import is_like
 from thinwire.script.keras.run_member import RunMember
 from thinwire.script.keras.step import steps_allowed
+from thinwire.script.own_changes import is_like
 from thinwire.script.session import Session
 from thinwire.worker.client.control import RunHalted
 

@@ -11,13 +11,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import inspect
-import os
-import sys
 import time
 import types
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import keras
@@ -27,17 +23,21 @@ from keras.src.trainers.data_adapters.data_adapter_utils import unpack_x_y_sampl
 from thinwire.proto import thinwire_pb2 as pb
 from thinwire.proto.evaluations import decode_metrics, encode_metrics
 from thinwire.proto.grpc.session import RequestRejected
-from thinwire.runtime.run.settings import END_REASONS, EXIT_DONE
+from thinwire.runtime.run.settings import END_REASONS
 from thinwire.script.backends.present import backend
 from thinwire.script.data.arrays import are_arrays, cut_off_validation
 from thinwire.script.data.place import WorkerPlace
 from thinwire.script.data.ray_data import is_ray_dataset, share_ray_dataset
+from thinwire.script.evaluator_script import (
+    LOOK_SECONDS,
+    EvaluatorScript,
+    after_waiting,
+    script_of,
+)
 from thinwire.script.keras.data_errors import refusing_unfit
 from thinwire.script.keras.files import listed, save_once
 from thinwire.script.keras.plan import is_built
 from thinwire.script.keras.reports import EvaluatedWeights, fill_history
-from thinwire.supervisor.evaluation_requests import EvaluationRequests
-from thinwire.worker.temporary import remove_temporary
 
 if TYPE_CHECKING:
     from thinwire.runtime.run.settings import Run
@@ -47,9 +47,6 @@ _SHARE = 0.05
 #: Pause after an evaluator's first evaluation, in seconds. Tracing takes most of the first
 #: evaluation's time, so this time does not predict the time of the next evaluation.
 _FIRST_PAUSE_SECONDS = 5.0
-#: Longest wait for messages of shard 0, in seconds, before the evaluator checks whether an
-#: evaluation without a worker's request is due.
-_LOOK_SECONDS = 0.5
 
 
 def evaluate_fit(model: keras.Model, run: Run) -> None:
@@ -59,7 +56,7 @@ def evaluate_fit(model: keras.Model, run: Run) -> None:
         model: Keras model, which the script compiles before or after the call of `evaluate_fit`.
         run: Settings of the training run.
     """
-    script = _script_of(run)
+    script = script_of(run)
     evaluator = FitEvaluator(model, script)
     signature = inspect.signature(keras.Model.fit)
 
@@ -68,7 +65,7 @@ def evaluate_fit(model: keras.Model, run: Run) -> None:
             return evaluator.fit(dict(signature.bind(model, *args, **keywords).arguments))
 
     model.fit = fit
-    model.train_on_batch = _after_waiting(model.train_on_batch, script)
+    model.train_on_batch = after_waiting(model.train_on_batch, script)
     save_once(model, contextlib.nullcontext)  # only temporary files, which no worker writes
 
 
@@ -79,24 +76,7 @@ def skip_steps(optimizer: Any, run: Run) -> None:
     data. If the optimizer's steps did not wait, the evaluator would run through the loop, and then
     execute the rest of the script, with an untrained model.
     """
-    optimizer.apply = _after_waiting(lambda *given, **named: None, _script_of(run))
-
-
-def _after_waiting(alone: Callable[..., Any], script: EvaluatorScript) -> Callable[..., Any]:
-    """Return a function that awaits a worker's `fit` with validation data, then calls `alone`."""
-
-    @functools.wraps(alone)
-    def step(*args: Any, **keywords: Any) -> Any:
-        requests = script.requests
-        while not requests.has_validation:
-            num_news = requests.num_news
-            if requests.halt_cause:
-                requests.close()
-                script.end()
-            requests.wait(_LOOK_SECONDS, num_news)
-        return alone(*args, **keywords)
-
-    return step
+    optimizer.apply = after_waiting(lambda *given, **named: None, script_of(run))
 
 
 class ValidationSet:
@@ -135,48 +115,6 @@ class ValidationSet:
             **self._keywords, verbose=0, return_dict=True, _use_cached_eval_dataset=True
         )
         return encode_metrics(logs)
-
-
-class EvaluatorScript:
-    """Values that the evaluators of all models of a script share, and the stream to shard 0.
-
-    The opened stream reports to shard 0 that the script has called `distribute`. No worker trains
-    before an evaluator has reported; the function `thinwire.ps.scripts.evaluators` implements
-    this wait.
-
-    Attributes:
-        run: Settings of the training run.
-        requests: Stream from shard 0 on which the workers' evaluation requests arrive.
-        num_fits: Number of the script's calls of `fit` so far, over all its models.
-        newest: Evaluator of the model whose `fit` was called last; None before the first `fit`.
-        missing: Maps the Python id of a variable to the variable, for variables that an earlier
-            `fit` trained and whose trained values this process does not have.
-    """
-
-    def __init__(self, run: Run) -> None:
-        self.run, self.requests = run, EvaluationRequests(run)
-        self.num_fits = 0
-        self.newest: FitEvaluator | None = None
-        self.missing: dict[int, Any] = {}
-
-    def end(self) -> NoReturn:
-        """End the process without the script's exit handlers, which only the workers should run."""
-        remove_temporary()
-        logging.flush()
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(EXIT_DONE)
-
-
-#: List with the values of this process's script; empty before its first call of `distribute`.
-_SCRIPT: list[EvaluatorScript] = []
-
-
-def _script_of(run: Run) -> EvaluatorScript:
-    """Return the values of this process's script; open the stream to shard 0 at the first call."""
-    if not _SCRIPT:
-        _SCRIPT.append(EvaluatorScript(run))
-    return _SCRIPT[0]
 
 
 class FitEvaluator:
@@ -236,7 +174,7 @@ class FitEvaluator:
                 self._take_weights()
             if is_ready and not has_ended and self._is_due():
                 self._evaluate(pb.Evaluated(fit=number))
-            requests.wait(_LOOK_SECONDS, num_news)
+            requests.wait(LOOK_SECONDS, num_news)
         if (begun := requests.fit(number)) is not None:
             if not is_ready:
                 self._begin(arguments, begun)

@@ -17,15 +17,14 @@ from thinwire.ops.optimizers.described import own_schedule
 from thinwire.ops.push_head import PushHead
 from thinwire.script.data.place import BatchParts, WorkerPlace
 from thinwire.script.gradient_sgd import RATE_TOLERANCE
-from thinwire.script.keras.callbacks import EpochTraffic
 from thinwire.script.keras.checks import check_rate_change
-from thinwire.script.keras.held_weights import assigned_by_script, changed_by_script
 from thinwire.script.keras.loops import LoopSteps
 from thinwire.script.keras.phases import Phases
 from thinwire.script.keras.run_member import RunMember
 from thinwire.script.keras.step import ExchangeStep, StepAnswer, StepValues
+from thinwire.script.own_changes import assigned_by_script, changed_by_script
 from thinwire.script.session import Session
-from thinwire.script.steps import StepInfo
+from thinwire.script.steps import EpochTraffic, StepInfo
 from thinwire.worker.core.messages import ScriptFigures
 from thinwire.worker.core.worker_round import MiniBatch
 from thinwire.worker.script import RECORD

@@ -22,6 +22,7 @@ from thinwire.ops.optimizers.slots import OwnSlots
 from thinwire.ops.types import ConfigurationError, State
 from thinwire.script.keras.clock import outside_of_trace
 from thinwire.script.keras.compiled import describe_compiled
+from thinwire.script.keras.kept_optimizer import KerasState
 from thinwire.script.keras.optimizers import ScriptOptimizers
 from thinwire.script.keras.plan import WITHOUT_SLOTS, StepPlan, named
 from thinwire.script.keras.run_member import RunMember
@@ -57,7 +58,7 @@ def new_session(
         compiled = describe_compiled(member.model, plan, offer, batch_size)
         RECORD.program = program_here(compiled).rows()
     inners = [step.inner for step in member.stepping]
-    stepping = [step.optimizer for step in member.stepping]
+    stepping = [KerasState(step.optimizer) for step in member.stepping]
 
     def restore(session: Session, last_step: int) -> State | None:
         """Load the optimizer state that an earlier process of this worker saved."""

@@ -13,12 +13,12 @@ from thinwire.script.backends.present import backend
 from thinwire.script.keras.central import fill_slots
 from thinwire.script.keras.data_errors import refusing_unfit
 from thinwire.script.keras.exchange import StepExchange
-from thinwire.script.keras.held_weights import set_by_script
 from thinwire.script.keras.optimizers import ScriptOptimizers
 from thinwire.script.keras.phases import Phases
 from thinwire.script.keras.run_member import RunMember
 from thinwire.script.keras.succession import check_loop
 from thinwire.script.member import Event
+from thinwire.script.own_changes import set_by_script
 
 
 class OwnLoop:

@@ -17,17 +17,17 @@ from thinwire.models.flat_model import SharedModel
 from thinwire.models.seeds import seed_apart
 from thinwire.ops.types import ConfigurationError
 from thinwire.proto.barriers import Point
+from thinwire.script.fit_barriers import FitBarriers
 from thinwire.script.keras.central import fill_slots, take_final
 from thinwire.script.keras.checks import check_same_variables, check_variables
 from thinwire.script.keras.evaluations import FitEvaluations
-from thinwire.script.keras.fit_barriers import FitBarriers
-from thinwire.script.keras.held_weights import set_by_script
 from thinwire.script.keras.offers import new_session
 from thinwire.script.keras.optimizers import ScriptOptimizers
 from thinwire.script.keras.plan import StepPlan
 from thinwire.script.keras.run_member import RunMember
 from thinwire.script.keras.trial import StepTrial, create_before_trace
 from thinwire.script.member import Action, Event, MemberAction, OutOfTurn, Standing, Wait
+from thinwire.script.own_changes import set_by_script
 from thinwire.script.session import Session
 from thinwire.worker.held_files import lift_hold
 from thinwire.worker.script import RECORD

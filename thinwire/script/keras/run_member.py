@@ -15,11 +15,12 @@ from thinwire.script import interrupts
 from thinwire.script.backends.present import backend
 from thinwire.script.data.data import Shared
 from thinwire.script.data.fit_counts import FitCounts
+from thinwire.script.fit_barriers import FitBarriers
+from thinwire.script.kept_state import KeptState
 from thinwire.script.keras.catching_up import CatchUp
 from thinwire.script.keras.clock import RunClock
-from thinwire.script.keras.fit_barriers import FitBarriers
 from thinwire.script.keras.held_weights import Assignments
-from thinwire.script.keras.kept_state import KeptState
+from thinwire.script.keras.kept_optimizer import KerasState
 from thinwire.script.keras.step import ExchangeStep
 from thinwire.script.member import Event, ScriptMember, Standing, Use
 from thinwire.script.session import Session
@@ -263,7 +264,9 @@ class RunMember:
                 return
             backend().synchronise(self.model)
             with self.lock:
-                self.kept.save(self.session, [step.optimizer for step in self.stepping], at_end)
+                self.kept.save(
+                    self.session, [KerasState(step.optimizer) for step in self.stepping], at_end
+                )
 
     @property
     def clocks(self) -> list[RunClock | None]:

@@ -13,12 +13,11 @@ from thinwire.ops.types import ConfigurationError
 from thinwire.script.backends.present import backend
 from thinwire.script.data.rows import count_rows
 from thinwire.script.keras import central
-from thinwire.script.keras.callbacks import EpochTraffic
 from thinwire.script.keras.compiled_step import CompiledSteps
 from thinwire.script.keras.evaluations import FitEvaluations
 from thinwire.script.keras.exchange import StepExchange
 from thinwire.script.keras.fit_lifecycle import FitLifecycle
-from thinwire.script.keras.held_weights import Assignments, takes_changes
+from thinwire.script.keras.held_weights import Assignments
 from thinwire.script.keras.loops import LoopSteps, Together
 from thinwire.script.keras.optimizers import ScriptOptimizers, settings_with_momentum
 from thinwire.script.keras.own_loop import OwnLoop
@@ -35,9 +34,10 @@ from thinwire.script.keras.step import (
     watch_steps,
 )
 from thinwire.script.keras.trial import StepTrial
+from thinwire.script.own_changes import takes_changes
 from thinwire.script.session import LeavesOnExit, part_of
 from thinwire.script.settings import ScriptSettings
-from thinwire.script.steps import StepInfo
+from thinwire.script.steps import EpochTraffic, StepInfo
 
 
 class ModelSession(RunMember, LeavesOnExit):

@@ -15,8 +15,9 @@ from tests.waiting import wait_until
 from thinwire import distribute
 from thinwire.proto import thinwire_pb2 as pb
 from thinwire.ps.core import events
+from thinwire.script.evaluator_script import EvaluatorScript
 from thinwire.script.keras import own_states
-from thinwire.script.keras.evaluate import EvaluatorScript, FitEvaluator
+from thinwire.script.keras.evaluate import FitEvaluator
 from thinwire.script.settings import ScriptSettings, read_settings
 
 

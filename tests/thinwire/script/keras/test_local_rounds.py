@@ -17,8 +17,8 @@ from tests.thinwire.script.keras.runs import (
     scripts,
 )
 from thinwire import distribute
-from thinwire.script.keras import kept_state
-from thinwire.script.keras.kept_state import KeptState
+from thinwire.script import kept_state
+from thinwire.script.kept_state import KeptState
 from thinwire.script.settings import read_settings
 
 ROUNDS = {"pacer": "fixed", "local_steps": 3}

@@ -15,11 +15,12 @@ from thinwire.proto import thinwire_pb2 as pb
 from thinwire.script import interrupts
 from thinwire.script.central_state import CentralState
 from thinwire.script.data.place import BatchParts, Shared, StepRows, UnfilledRounds
+from thinwire.script.kept_state import KeptState
 from thinwire.script.keras import central, distribute, own_loop, succession, train_metrics
 from thinwire.script.keras.exchange import StepExchange
 from thinwire.script.keras.fit_lifecycle import FitLifecycle
 from thinwire.script.keras.held_weights import Assignments
-from thinwire.script.keras.kept_state import KeptState
+from thinwire.script.keras.kept_optimizer import KerasState
 from thinwire.script.keras.loops import LoopSteps
 from thinwire.script.keras.optimizers import ScriptOptimizers
 from thinwire.script.keras.own_states import OwnStates
@@ -150,9 +151,9 @@ def test_kept_state_is_restored_in_its_own_run_and_phase(tmp_path, run_id, phase
         made.variables[-1].assign(np.full(3, value))
         return made
 
-    KeptState(settings()).save(session("r", 2), [optimizer(7.0)], at_end=True)
+    KeptState(settings()).save(session("r", 2), [KerasState(optimizer(7.0))], at_end=True)
     later = optimizer(0.0)
-    found = KeptState(settings()).restore(session(run_id, phase), [later], 5)
+    found = KeptState(settings()).restore(session(run_id, phase), [KerasState(later)], 5)
     assert (found is not None) == is_restored
     assert later.variables[-1].numpy().tolist() == [7.0 * is_restored] * 3
 

@@ -11,9 +11,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import Protocol
 
-import numpy as np
 from absl import logging
 
 from thinwire.ops.types import State
@@ -22,17 +21,28 @@ from thinwire.runtime.run.directory import checkpoints_of
 from thinwire.runtime.run.finished import deciding_settings
 from thinwire.runtime.run.program import PREFIX
 from thinwire.runtime.run.resuming import first_setting
-from thinwire.script.keras.step import steps_allowed
 from thinwire.script.session import Session
 from thinwire.script.settings import ScriptSettings
 from thinwire.worker.script import RECORD
 
-#: NumPy dtype kinds that checkpoint files support. Arrays of other dtypes (bfloat16) are saved as
-#: float32.
-_KINDS = "biuf"
-#: Index of the learning rate among a Keras optimizer's variables; the step count has index 0.
-_RATE = 1
 _OPTIMIZER = f"{PREFIX}optimizer"
+
+
+class KeptOptimizer(Protocol):
+    """An optimizer of a script whose state is kept in checkpoints."""
+
+    @property
+    def name(self) -> str:
+        """Name of the optimizer's class."""
+
+    def values(self) -> State:
+        """Return copies of the optimizer's state as plain data."""
+
+    def fits(self, saved: State) -> bool:
+        """Return True if the optimizer can load a state that `values` returned."""
+
+    def load(self, saved: State, keeps_rate: bool) -> None:
+        """Load a state that `values` returned; keep the present learning rate if requested."""
 
 
 class KeptState:
@@ -65,7 +75,9 @@ class KeptState:
         has_waited = time.monotonic() - self._saved_at >= self._interval_seconds
         return (at_end or has_waited) and session.part.core.step != self._saved_step
 
-    def save(self, session: Session, optimizers: Sequence[Any], at_end: bool = False) -> None:
+    def save(
+        self, session: Session, optimizers: Sequence[KeptOptimizer], at_end: bool = False
+    ) -> None:
         """Write a checkpoint of the optimizers if one is due; log a disk error without raising it.
 
         Args:
@@ -84,23 +96,25 @@ class KeptState:
             "phase": session.phase,
             "core": core.save(),
             "program": [list(row) for row in RECORD.program],
-            "classes": _classes(optimizers),
+            "classes": [optimizer.name for optimizer in optimizers],
             "settings": deciding_settings(session.settings.run),
-            "optimizers": {str(n): _values(item) for n, item in enumerate(optimizers)},
+            "optimizers": {str(n): item.values() for n, item in enumerate(optimizers)},
         }
         try:
             self._files.save(core.step, state)
         except OSError as error:
             logging.error("cannot write the optimizer state of the local steps: %s", error)
 
-    def restore(self, session: Session, optimizers: Sequence[Any], last_step: int) -> State | None:
+    def restore(
+        self, session: Session, optimizers: Sequence[KeptOptimizer], last_step: int
+    ) -> State | None:
         """Load the optimizer state that an earlier process of this worker saved.
 
         Only the first call of `restore` loads a checkpoint; later calls return None.
 
         Args:
             session: Session of this worker with the servers, which has just joined the run.
-            optimizers: Built optimizers, in the order in which the PS knows them.
+            optimizers: Optimizers, in the order in which the PS knows them.
             last_step: Number of this worker's last training step that the shards applied; 0 if the
                 shards applied none.
 
@@ -127,40 +141,19 @@ class KeptState:
             )
             return None
         saved = [state["optimizers"].get(str(number), {}) for number in range(len(optimizers))]
-        shapes = [_shapes(_values(optimizer)) for optimizer in optimizers]
-        is_other = state.get("classes", _classes(optimizers)) != _classes(optimizers)
-        if is_other or [_shapes(values) for values in saved] != shapes:
+        pairs = list(zip(optimizers, saved, strict=True))
+        is_other = state.get("classes") != [optimizer.name for optimizer in optimizers]
+        if is_other or not all(optimizer.fits(values) for optimizer, values in pairs):
             logging.warning(
                 "this worker's checkpoint has other optimizers: resetting the script's optimizers"
             )
             return None
         compiled = [rows for name, *rows in state.get("program", ()) if name == _OPTIMIZER]
         is_edited = compiled != [[value] for name, value in RECORD.program if name == _OPTIMIZER]
-        with steps_allowed():
-            for optimizer, values in zip(optimizers, saved, strict=True):
-                rate = optimizer.variables[_RATE].numpy()
-                for number, variable in enumerate(optimizer.variables):
-                    variable.assign(values[str(number)])
-                if is_edited:  # --resume with an edited script: use the script's rate
-                    optimizer.variables[_RATE].assign(rate)
+        for optimizer, values in pairs:
+            # --resume with an edited script: use the script's rate
+            optimizer.load(values, keeps_rate=is_edited)
         step = state["core"]["step"]
         logging.info("loaded this worker's optimizer state of exchange %d of %d", step, last_step)
         core: State = state["core"]
         return core
-
-
-def _values(optimizer: Any) -> State:
-    """Return copies of all variables of an optimizer by position, where "0" is the step count."""
-    arrays = (np.array(variable.numpy()) for variable in optimizer.variables)
-    return {
-        str(number): array if array.dtype.kind in _KINDS else array.astype(np.float32)
-        for number, array in enumerate(arrays)
-    }
-
-
-def _classes(optimizers: Sequence[Any]) -> list[str]:
-    return [type(optimizer).__name__ for optimizer in optimizers]
-
-
-def _shapes(values: State) -> list[tuple[str, tuple[int, ...]]]:
-    return [(number, np.shape(values[number])) for number in sorted(values)]
