@@ -17,10 +17,10 @@ from thinwire.ops.types import ConfigurationError
 if TYPE_CHECKING:
     from thinwire.launcher.function import FunctionRun, RunFailed, run
     from thinwire.script.adacomp import PS, Worker
+    from thinwire.script.distribute import distribute
     from thinwire.script.gradient_sgd import GradientSGD
     from thinwire.script.identity import evaluate, is_chief, num_workers, worker_id
     from thinwire.script.keras import callbacks
-    from thinwire.script.keras.distribute import distribute
     from thinwire.script.server import ServerHandle, Snapshot, init_server
     from thinwire.script.steps import RunOver, StepInfo
 
@@ -56,7 +56,7 @@ _PUBLIC = {
     "script.gradient_sgd": ("GradientSGD",),
     "script.identity": ("evaluate", "is_chief", "num_workers", "worker_id"),
     "script.keras.callbacks": ("callbacks",),
-    "script.keras.distribute": ("distribute",),
+    "script.distribute": ("distribute",),
     "script.server": ("ServerHandle", "Snapshot", "init_server"),
     "script.steps": ("RunOver", "StepInfo"),
 }

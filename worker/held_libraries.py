@@ -1,4 +1,4 @@
-"""Protects a run's files from native libraries (TensorFlow, h5py); shares Keras downloads.
+"""Protects a run's files from native libraries (TensorFlow, h5py, torch); shares Keras downloads.
 
 The module `thinwire.worker.held_python` protects a run's files from Python's own functions.
 """
@@ -27,6 +27,12 @@ def hold_h5py(h5py: Any) -> None:
     """Protect the run's files from the imported module `h5py`."""
     for held in held_files():
         _hold_h5py(held, h5py)
+
+
+def hold_torch(torch: Any) -> None:
+    """Protect the run's files from `torch.save` of the imported module `torch`."""
+    for held in held_files():
+        _hold_torch(held, torch)
 
 
 def share_downloads(file_utils: Any) -> None:
@@ -81,6 +87,22 @@ def _hold_native(held: HeldFiles, native: Any, exists: type[Exception]) -> None:
     native.DeleteFile, native.DeleteRecursively = delete_file, delete_recursively
     native.RenameFile, native.CreateDir = rename_file, create_folder
     native.CopyFile, native.WritableFile = copy_file, open_file
+
+
+def _hold_torch(held: HeldFiles, torch: Any) -> None:
+    save = torch.save
+
+    @functools.wraps(save)
+    def save_once(obj: Any, f: Any, *args: Any, **keywords: Any) -> Any:
+        # torch opens a path by native code, and a file object was opened by Python's `open`
+        if isinstance(f, str | os.PathLike):
+            if held.diverts(f, "wb"):
+                f = new_sink()
+            else:
+                held.note_opening(f)
+        return save(obj, f, *args, **keywords)
+
+    torch.save = torch.serialization.save = save_once
 
 
 def _hold_h5py(held: HeldFiles, h5py: Any) -> None:

@@ -45,6 +45,8 @@ class ScriptRecord:
             ends without a report clears the list.
         report: Function to call with the metrics of each evaluation by the script; None without a
             run that records the metrics.
+        refreshers: Functions that load the run's newest weights into a script's modules, called
+            before the script evaluates them.
         left_fit_by: Exception that ended the script's last `fit`; the script may catch the
             exception. None if no exception has ended a `fit`.
         failure: Error in a training step, for which TensorFlow raises a different error.
@@ -56,6 +58,7 @@ class ScriptRecord:
     sessions: list[ScriptSession] = dataclasses.field(default_factory=list)
     endings: list[Callable[[bool, str], None]] = dataclasses.field(default_factory=list)
     report: Callable[[Mapping[str, Any]], None] | None = None
+    refreshers: list[Callable[[], None]] = dataclasses.field(default_factory=list)
     left_fit_by: BaseException | None = None
     failure: BaseException | None = None
 

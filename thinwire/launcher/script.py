@@ -75,7 +75,12 @@ from thinwire.runtime.run.settings import (
     SCRIPT_FAILED,
 )
 from thinwire.runtime.run.signals import admit_signals
-from thinwire.worker.held_libraries import hold_h5py, hold_tensorflow, share_downloads
+from thinwire.worker.held_libraries import (
+    hold_h5py,
+    hold_tensorflow,
+    hold_torch,
+    share_downloads,
+)
 from thinwire.worker.held_python import hold_back
 from thinwire.worker.script import RECORD
 from thinwire.worker.temporary import record_temporary, remove_temporary
@@ -227,6 +232,7 @@ def _prepare_tensorflow(tensorflow: Any, seed: int, threads: int, calls: int) ->
 
 def _prepare_torch(torch: Any, seed: int, threads: int) -> None:
     torch.manual_seed(seed)
+    hold_torch(torch)
     if threads:  # 0 keeps torch's own choice
         torch.set_num_threads(threads)
 

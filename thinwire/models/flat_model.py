@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from thinwire.models.flat_variables import FlatVariables
 from thinwire.models.registry import build_network, build_user_model, load_user_model
 from thinwire.models.tasks import CLASSIFICATION, TASKS
 from thinwire.ops.sharding import w_global
@@ -112,6 +113,10 @@ class SharedModel:
         self.variables = w_global.shared_variables(model, stepped, numbers_paths)
         self.spec: ModelSpec = w_global.model_spec(self.variables, numbers_paths)
         self.statistics = moving_statistics(model)
+
+    def view(self, variables: Sequence[Any]) -> FlatVariables:
+        """Return a flat view of some variables of the model."""
+        return FlatVariables(variables)
 
     def flat(self) -> Float32:
         """Return a copy of the values of all shared variables, [num_parameters] float32."""

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
 
 from thinwire.ops.offer import Offer
-from thinwire.ops.optimizers.slots import SCALE_STREAK, OptimizerState, OwnSlots, whole_values
+from thinwire.ops.optimizers.slots import (
+    SCALE_STREAK,
+    OptimizerState,
+    OwnSlots,
+    Slot,
+    whole_values,
+)
 from thinwire.ops.sharding.split import part_of_layout
 from thinwire.ops.types import ModelSpec, ShardLayout
 from thinwire.worker.client.slots import fetch_slots
@@ -15,6 +21,25 @@ from thinwire.worker.trainer import WorkerSession
 
 if TYPE_CHECKING:
     from thinwire.ops.types import Float32
+
+
+class ScriptSlots(Protocol):
+    """The slots (state arrays) of one optimizer of a script."""
+
+    def collect(self) -> list[Slot]:
+        """Return copies of the optimizer's slots for shared variables, numbered by variable."""
+
+    def fill(
+        self,
+        layouts: Sequence[ShardLayout],
+        parts: Sequence[Sequence[Slot]],
+        rate: float | None = None,
+    ) -> None:
+        """Overwrite the optimizer's slots with the shards' slots; see `OwnSlots.fill`."""
+
+
+#: Function (offer, optimizers, shared variables) that returns the slots of each optimizer.
+SlotsOf = Callable[[Offer, Sequence[Any], Sequence[Any]], Sequence[ScriptSlots]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,7 +93,13 @@ class CentralState:
         streaks = (slot.values for slot in slots if slot.role == SCALE_STREAK)
         return next((int(values) for values in streaks), None)
 
-    def fill_slots(self, offer: Offer, optimizers: Sequence[Any], variables: Sequence[Any]) -> None:
+    def fill_slots(
+        self,
+        offer: Offer,
+        optimizers: Sequence[Any],
+        variables: Sequence[Any],
+        slots_of: SlotsOf | None = None,
+    ) -> None:
         """Write the shards' optimizer state into the script's optimizers.
 
         Args:
@@ -76,12 +107,13 @@ class CentralState:
             optimizers: Optimizers of the script without their loss-scaling wrappers, in the order
                 in which the PS knows them.
             variables: Variables that all workers train, in the order of the offer.
+            slots_of: Function that returns the slots of the optimizers; None: `own_slots_of`.
 
         Raises:
             ConfigurationError, ValueError: An optimizer was built on variables that are not part of
                 the model.
         """
-        own_slots = own_slots_of(offer, optimizers, variables)
+        own_slots = (slots_of or own_slots_of)(offer, optimizers, variables)
         for number, numbers in enumerate(offer.groups()):
             states = [states[number] for states in self.shards]
             parts = [part_of_layout(layout, numbers)[0] for layout in self.layouts]

@@ -94,6 +94,8 @@ def evaluate(function: Callable[[], Mapping[str, float]]) -> dict[str, float] | 
     """
     if not is_chief():
         return None
+    for refresh in RECORD.refreshers:
+        refresh()
     returned = function()
     try:
         metrics = {str(name): float(value) for name, value in dict(returned).items()}

@@ -13,15 +13,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from absl import logging
 
-from thinwire.models.flat_model import SharedModel
-from thinwire.models.flat_variables import FlatVariables
+from thinwire.models.flat_view import FlatView, SharedWeights
 from thinwire.ops.codecs.base import Codec
 from thinwire.ops.codecs.error_feedback import wrappers_of
 from thinwire.ops.codecs.wrappers import WarmUp
 from thinwire.ops.offer import Offer
 from thinwire.ops.optimizers.slots import Slot
 from thinwire.ops.types import ConfigurationError, State
-from thinwire.script.central_state import own_slots_of
+from thinwire.script.central_state import SlotsOf, own_slots_of
 from thinwire.script.data.fit_counts import FitNumber
 from thinwire.script.data.place import WorkerPlace
 from thinwire.script.settings import ScriptSettings
@@ -73,6 +72,8 @@ class Session:
         kept: Function of the session and the number of the last step that the shards applied. It
             returns the saved engine state of the previous process after that step, or None if no
             such state was saved.
+        slots_of: Function that returns the slots (state arrays) of the script's optimizers, from
+            the offer, the optimizers and the shared variables.
 
     Raises:
         ConfigurationError: The codec warms up over epochs, and `num_train` is missing. Or this
@@ -83,7 +84,7 @@ class Session:
     def __init__(
         self,
         settings: ScriptSettings,
-        shared: SharedModel,
+        shared: SharedWeights,
         num_train: int | None = None,
         momentum: float = 0.0,
         offer: Offer | None = None,
@@ -92,12 +93,14 @@ class Session:
         phase: int = 0,
         kept: Callable[[Session, int], State | None] = lambda session, last_step: None,
         check_offer: Callable[[Session], None] = lambda session: None,
+        slots_of: SlotsOf = own_slots_of,
     ) -> None:
         self.settings, self.shared = settings, shared
         self.own = settings.worker()
         run = settings.run
-        self.variables = FlatVariables(shared.variables)
-        self.statistics = FlatVariables(shared.statistics if run.method.bn_sync else [])
+        self.variables: FlatView = shared.view(shared.variables)
+        statistics = shared.statistics if run.method.bn_sync else []
+        self.statistics: FlatView = shared.view(statistics)
         self._num_train = needed_size(run.method.codec, num_train)
         self._momentum = momentum
         self._offering: Offering | None = None
@@ -114,7 +117,7 @@ class Session:
                 return self.variables.read()
 
             def slots() -> list[list[Slot]]:
-                found = own_slots_of(made, optimizers, shared.variables)
+                found = slots_of(made, optimizers, shared.variables)
                 return [own_slots.collect() for own_slots in found]
 
             self._offering = Offering(

@@ -24,12 +24,16 @@ NUMBERS = {
     "optimizer": 1,
     "repeats_batch": True,
     "batch_parts": 3,
+    "settings": (0.5, 0.25),
+    "without_gradient": (2,),
 }
 OTHERS = {"aux": None, "base_checksum": None, "change": None, "blocks": None}
 
 
 def document(update, **numbers):
     plain = {"type": "Update", "of": {"indices": None, "values": update.values}}
+    lists = {name: values for name, values in numbers.items() if isinstance(values, tuple)}
+    numbers |= {name: {"type": "tuple", "of": list(values)} for name, values in lists.items()}
     return {"type": "Push", "of": {**numbers, **OTHERS, "update": plain}}
 
 

@@ -1,4 +1,4 @@
-"""Defines `distribute`, which makes a Keras model or the optimizers of a loop train in a run."""
+"""Prepares a Keras model or optimizer for a run: the part of `thinwire.distribute` for Keras."""
 
 from __future__ import annotations
 
@@ -33,45 +33,15 @@ from thinwire.worker.script import RECORD
 from thinwire.worker.temporary import record_temporary
 
 
-def distribute(
+def distribute_keras(
     trained: Any,
-    /,
     args: Any = None,
     *,
     model: keras.Model | Sequence[keras.Model] | None = None,
     num_train: int | None = None,
     **settings: Any,
 ) -> Any:
-    """Make a model's `fit`, or an optimizer of a training loop, train together with other workers.
-
-    A distributed model joins the run at the first step of `fit` or `train_on_batch`, and then gets
-    the server's weights. The `fit` of a distributed model ends after its epochs or when the run
-    ends, and the next `fit` joins the run again. If no setting names a run, a distributed model
-    trains alone, exactly as without `distribute`.
-
-    A distributed optimizer exchanges gradients or weights with the PS wherever the script calls its
-    `apply` or `apply_gradients`, eagerly or within a `tf.function`. In a loop with several
-    optimizers, for example of a GAN, the script distributes each optimizer, with the models that it
-    updates, before the first step. Thinwire does not divide the data of a script's own training
-    loop among the workers.
-
-    Args:
-        trained: Keras model, compiled before or after the call of `distribute`, built or not; or a
-            Keras optimizer.
-        args: Settings of the worker; `thinwire.script.settings` lists the accepted types.
-        model: Built model or models that the optimizer `trained` updates; None if `trained` is a
-            model.
-        num_train: Number of rows of the whole training set, which the warm-up of the method dgc
-            needs; None if unknown.
-        **settings: Flags of the worker by name, for example ``id_worker=2``, in addition to `args`.
-
-    Returns:
-        The object `trained`. The attribute `thinwire` of `trained` and of the models in `model` is
-        a `thinwire.script.keras.session.ModelSession`.
-
-    Raises:
-        ConfigurationError: The settings are invalid, or the model cannot be trained in a run.
-    """
+    """Make a Keras model or optimizer train in a run; see `thinwire.distribute`."""
     record_temporary()
     report_held()
     call = _Call(args, model, num_train, settings)

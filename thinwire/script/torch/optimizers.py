@@ -1,0 +1,137 @@
+"""What the methods of a distributed torch optimizer do; the script keeps its optimizer object."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from thinwire.ops.types import ConfigurationError
+
+if TYPE_CHECKING:
+    from thinwire.script.torch.session import TorchSession
+
+#: Function that computes a loss and its gradients, as torch's `step` accepts it.
+Closure = Callable[[], Any]
+
+
+class DistributedStep:
+    """Methods of torch.optim.Optimizer for an optimizer that trains in a run.
+
+    `distribute` makes the class of the script's optimizer a subclass of this class and of the class
+    that it had. So the optimizer stays the object that learning-rate schedulers and a GradScaler
+    know, and is an instance of its class as before.
+
+    Attributes:
+        thinwire: This worker's session with the servers.
+    """
+
+    thinwire: TorchSession
+    # With this attribute, a GradScaler calls `step` also for gradients with infinity, and passes
+    # what it found as the attributes `found_inf` and `grad_scale`. So a skipped step takes part.
+    _step_supports_amp_scaling = True
+
+    def step(self, closure: Closure | None = None) -> Any:
+        """Push gradients instead of the optimizer's step, or step and then exchange weights."""
+        # A learning-rate scheduler warns if it steps before this attribute is set.
+        self._opt_called = True
+        return self.thinwire.step(self, closure)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the optimizer's state as torch does; it is the PS's state if the PS steps."""
+        self.thinwire.load_slots()
+        state: dict[str, Any] = super().state_dict()  # type: ignore[misc]
+        return state
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load a state as torch does, before the first step if the PS steps.
+
+        Raises:
+            ConfigurationError: The PS steps, and has begun to.
+        """
+        if self.thinwire.is_server_stepping:
+            raise ConfigurationError(
+                "load_state_dict was called after the first step, but with this method the PS has "
+                "the optimizer's state; expected the call before the first step. Or take a method "
+                "whose workers step themselves, such as --method=dgs or --method=diloco."
+            )
+        super().load_state_dict(state_dict)  # type: ignore[misc]
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a parameter group as torch does, before the first step.
+
+        Raises:
+            ConfigurationError: The run has begun, whose variables no longer change.
+        """
+        if self.thinwire.has_begun:
+            raise ConfigurationError(
+                "add_param_group was called after the first step, when the run's variables are "
+                "fixed; expected all groups before that step. Give the optimizer the parameters "
+                "from the beginning, with lr=0 in their group until they are to train."
+            )
+        super().add_param_group(param_group)  # type: ignore[misc]
+
+
+# torch's hooks before and after a step are called around `step`, as around any optimizer's.
+DistributedStep.step = torch.optim.Optimizer.profile_hook_step(  # type: ignore[method-assign]
+    DistributedStep.step
+)
+DistributedStep.step.hooked = True  # type: ignore[attr-defined]
+# A scheduler replaces `step` by a function that sets `_opt_called`, unless it has this attribute.
+DistributedStep.step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class SteppedOptimizer:
+    """An optimizer that trains in a run, and what it was before.
+
+    Attributes:
+        optimizer: The script's optimizer, whose class `distribute` has extended.
+        kind: Class with which the script made the optimizer.
+        modules: Modules that the optimizer updates.
+    """
+
+    optimizer: Any
+    kind: type
+    modules: tuple[Any, ...]
+
+    @staticmethod
+    def of(optimizer: Any, modules: list[Any], session: TorchSession) -> SteppedOptimizer:
+        """Let an optimizer's methods go through a session; return what it was before."""
+        kind = type(optimizer)
+        # a scheduler that was made before has replaced `step` in the object
+        if hasattr(vars(optimizer).get("step"), "_wrapped_by_lr_sched"):
+            del optimizer.step
+        names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__}
+        optimizer.__class__ = type(kind.__name__, (DistributedStep, kind), names)
+        optimizer.thinwire = session
+        return SteppedOptimizer(optimizer, kind, tuple(modules))
+
+    @property
+    def parameters(self) -> list[Any]:
+        """All parameters of the optimizer's groups, in their order."""
+        return [p for group in self.optimizer.param_groups for p in group["params"]]
+
+    def step_alone(self, closure: Closure | None) -> Any:
+        """Do the step of the optimizer's own class, without hooks, which have been called."""
+        step: Any = self.kind.step  # type: ignore[attr-defined]
+        alone = step.__wrapped__ if getattr(step, "hooked", False) else step
+        return alone(self.optimizer) if closure is None else alone(self.optimizer, closure)
+
+    def unscale(self) -> bool:
+        """Divide the gradients by the factor of a GradScaler; return True if the step is skipped.
+
+        A GradScaler skips a step whose gradients overflowed.
+        """
+        optimizer = self.optimizer
+        found, scale = getattr(optimizer, "found_inf", None), getattr(optimizer, "grad_scale", None)
+        if found is None:
+            return False
+        if scale is not None:
+            for parameter in self.parameters:
+                if parameter.grad is not None:
+                    parameter.grad.div_(scale.to(parameter.grad.device))
+            optimizer.grad_scale = None  # an optimizer's own fused step would divide again
+        return bool(found.item())

@@ -1,0 +1,587 @@
+"""The worker of a distributed torch optimizer, which scripts use as ``optimizer.thinwire``."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from absl import logging
+
+from thinwire.ops.methods.validation import refuse_local_epochs
+from thinwire.ops.offer import Offer, OptimizerOffer
+from thinwire.ops.optimizers.torch_groups import TorchGroups
+from thinwire.ops.push_head import PushHead
+from thinwire.ops.types import ConfigurationError, State
+from thinwire.proto.grpc import StreamLost, Unreachable
+from thinwire.proto.grpc.session import RequestRejected
+from thinwire.runtime.run.settings import RETURNED_EARLY, SCRIPT_FAILED
+from thinwire.script import interrupts
+from thinwire.script.central_state import CentralState
+from thinwire.script.data.place import BatchParts, WorkerPlace
+from thinwire.script.fit_barriers import FitBarriers
+from thinwire.script.kept_state import KeptState
+from thinwire.script.member import Action, Event, MemberAction, ScriptMember, Standing, Wait
+from thinwire.script.own_changes import (
+    assigned_by_script,
+    changed_by_script,
+    is_like,
+    takes_changes,
+)
+from thinwire.script.session import LeavesOnExit, Session
+from thinwire.script.settings import ScriptSettings
+from thinwire.script.steps import EpochTraffic, RunOver, StepInfo
+from thinwire.script.torch.data import part_of
+from thinwire.script.torch.groups import (
+    check_for_server,
+    check_numbers,
+    groups_of_optimizer,
+    momentum_for,
+    numbers_now,
+)
+from thinwire.script.torch.modules import (
+    SharedModule,
+    gradients_of,
+    moving_buffers,
+    named_parameters,
+)
+from thinwire.script.torch.optimizers import Closure, SteppedOptimizer
+from thinwire.script.torch.states import TorchSlots, TorchState, slots_of
+from thinwire.worker.client.control import RunHalted
+from thinwire.worker.core.messages import ScriptFigures
+from thinwire.worker.core.worker_round import MiniBatch
+from thinwire.worker.held_files import lift_hold
+from thinwire.worker.program import program_here
+from thinwire.worker.script import RECORD
+
+if TYPE_CHECKING:
+    from thinwire.ops.types import Float32
+
+#: Number of local steps after which the weights are exchanged even if an optimizer of the script
+#: has not stepped: a loop may call one of its optimizers rarely.
+_MOST_PENDING = 8
+
+
+class TorchSession(LeavesOnExit):
+    """Trains torch modules as a worker in a run, in a training loop that the script writes.
+
+    The run begins with the first step of the first optimizer. All optimizers of a script share one
+    session, so the script distributes them before that step.
+
+    Attributes:
+        settings: Settings of the script; None if the script trains outside of a run.
+        last: Result of the newest exchange with the servers; None before the first step.
+        traffic: Sums of the bytes and the staleness of all exchanges.
+    """
+
+    def __init__(
+        self, settings: ScriptSettings | None = None, num_train: int | None = None
+    ) -> None:
+        """Create the session.
+
+        Args:
+            settings: Settings of the script; None outside of a run.
+            num_train: Number of rows of the whole training set; None if unknown.
+        """
+        self.settings, self._num_train = settings, num_train
+        self.last: StepInfo | None = None
+        self.traffic = EpochTraffic()
+        self.calls: dict[int, Any] = {}
+        self._steps: list[SteppedOptimizer] = []
+        self._state = ScriptMember(is_offered=True)
+        self._session: Session | None = None
+        self._coming: Session | None = None
+        self._barriers: FitBarriers | None = None
+        self._kept = None if settings is None else KeptState.of(settings)
+        self._groups: list[TorchGroups] = []
+        self._cycle: list[int] = []
+        self._num_pending = self._num_steps = 0
+        self._has_reported_end = False
+        self._lock = threading.Lock()
+        self._parts: BatchParts | None = None
+        self._actions: dict[MemberAction, Callable[[], Event | None]] = {
+            MemberAction.TAKE_SESSION: self._take_session,
+            MemberAction.JOIN: self._join,
+            MemberAction.MEET_RUN: self._meet_run,
+            MemberAction.LIFT_HOLD: lift_hold,
+        }
+
+    # -- for scripts ------------------------------------------------------------------------------
+
+    @property
+    def active(self) -> bool:
+        """True if the optimizers train in a run; False outside of a run."""
+        return self.settings is not None
+
+    @property
+    def stopped(self) -> bool:
+        """True if the training run has ended; further steps change nothing."""
+        return self._session is not None and self._session.stopped
+
+    @property
+    def stop_reason(self) -> str:
+        """The reason for the end of the run; an empty text while the run continues."""
+        return "" if self._session is None else self._session.stop_reason
+
+    @property
+    def num_exchanges(self) -> int:
+        """Number of exchanges with the servers that have begun."""
+        return 0 if self._session is None else self._session.part.core.step
+
+    def shard(self, *data: Any) -> Any:
+        """Return this worker's part of a training set; the whole set outside of a run.
+
+        Args:
+            data: A DataLoader or a map-style Dataset; or arrays and tensors [N, ...].
+        """
+        settings = self.settings
+        if settings is None:
+            return data[0] if len(data) == 1 else data
+        return part_of(data, WorkerPlace.of(settings.run, settings.worker().id_worker))
+
+    def refresh(self) -> None:
+        """Load the run's newest weights into the modules, for an evaluation or a saved file.
+
+        Local steps that no exchange has sent are pushed first.
+        """
+        session = self._session
+        if session is None or session.stopped or not self._is_joined:
+            return
+        with self._lock:
+            session.part.flush()
+            session.part.pull()
+            session.assign()
+
+    def close(self, cause: str = "done") -> None:
+        """Leave the run; the modules keep their present weights."""
+        interrupts.remove_listener(self._interrupt)
+        with self._lock:
+            if self._session is not None:
+                self._session.close(cause)
+
+    # -- for distributed optimizers ---------------------------------------------------------------
+
+    @property
+    def has_begun(self) -> bool:
+        """True after the first step, which fixes the run's variables."""
+        return self._session is not None
+
+    @property
+    def is_server_stepping(self) -> bool:
+        """True after the first step if the PS takes the steps of the optimizers."""
+        return self._session is not None and not self._session.takes_weights
+
+    def add(self, optimizer: Any, modules: list[Any]) -> None:
+        """Let one more optimizer exchange with the servers.
+
+        Raises:
+            ConfigurationError: The first step is over, the PS cannot step the optimizer, or the
+                optimizer has a parameter that no module has.
+        """
+        name = type(optimizer).__name__
+        if self.has_begun:
+            raise ConfigurationError(
+                f"distribute() received {name} after the first step of another optimizer; expected "
+                "all calls before that step, when the PS receives the descriptions of all "
+                "optimizers and modules."
+            )
+        if self._own.run.method.steps_on_workers is False:
+            check_for_server(optimizer, type(optimizer))
+        known = named_parameters(modules)
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                if id(parameter) not in known:
+                    raise ConfigurationError(
+                        f"{name} has a parameter of shape {tuple(parameter.shape)} that the module "
+                        "has not; expected the module, or a list of the modules, whose parameters "
+                        "the optimizer trains: thinwire.distribute(optimizer, model=module)."
+                    )
+        self._steps.append(SteppedOptimizer.of(optimizer, modules, self))
+
+    def step(self, optimizer: Any, closure: Closure | None) -> Any:
+        """Do a step of an optimizer with the other workers; return the closure's loss, if any."""
+        number = next(n for n, known in enumerate(self._steps) if known.optimizer is optimizer)
+        is_valid = self._begin() or closure is not None
+        self._raise_if_broken()
+        if self.stopped:
+            self._report_end()
+            return None if closure is None else _evaluated(closure)
+        if self._joined.takes_weights:
+            return self._step_here(number, closure, is_valid)
+        return self._push_gradients(number, closure, is_valid)
+
+    def load_slots(self) -> None:
+        """Load the PS's state of the optimizers into the script's optimizers."""
+        session = self._session
+        if session is None or session.stopped or not self.is_server_stepping or not self._is_joined:
+            return
+        offer = session.offer
+        try:
+            with self._lock:
+                state = CentralState.fetch(session.part, None)
+            if offer is not None:
+                optimizers = [step.optimizer for step in self._steps]
+                state.fill_slots(offer, optimizers, session.shared.variables, slots_of)
+        except (StreamLost, Unreachable, RequestRejected) as error:
+            logging.warning("cannot fetch the optimizer's state of the PS: %s", error)
+
+    # -- a step -----------------------------------------------------------------------------------
+
+    def _push_gradients(self, number: int, closure: Closure | None, is_valid: bool) -> Any:
+        """Push the gradients of a step; the PS takes the step."""
+        session, step, groups = self._joined, self._steps[number], self._groups[number]
+        loss = None if closure is None else _evaluated(closure)
+        is_skipped = step.unscale() or not is_valid
+        change = changed_by_script(session, session.variables.read(), "the module")
+        variables = session.shared.variables
+        gradient, without, touched = gradients_of(variables)
+        own = self._own_numbers[number]
+        absent = own if is_skipped else sorted(set(own) & set(without))
+        if is_skipped:
+            gradient[:] = 0
+        elif len(self._steps) > 1:  # the gradients of other optimizers' parameters wait
+            gradient = self._only(own, gradient)
+        settings = numbers_now(step.optimizer, groups.kind)
+        check_numbers(groups, settings)
+        positions = {variable: position for position, variable in enumerate(own)}
+        head = self._head(
+            number,
+            optimizer=number,
+            settings=settings,
+            without_gradient=tuple(positions[variable] for variable in absent),
+        )
+        own_rows = {variable: rows for variable, rows in touched.items() if variable in positions}
+        self._send(gradient, is_skipped, loss, ScriptFigures(head, own_rows, change))
+        return loss
+
+    def _step_here(self, number: int, closure: Closure | None, is_valid: bool) -> Any:
+        """Step on this worker, then exchange weights with the servers."""
+        session, step, loss = self._joined, self._steps[number], None
+        change = self._own_change(session)
+        is_skipped = step.unscale() or not is_valid
+        if not is_skipped:
+            self._pull_to_base(step)
+            with self._without_momentum(step):
+                loss = step.step_alone(closure)
+        if self._is_due(number):
+            values = session.variables.read()
+            self._send(values, is_skipped, loss, ScriptFigures(self._head(number), change=change))
+        return loss
+
+    def _send(self, values: Float32, is_skipped: bool, loss: Any, figures: ScriptFigures) -> None:
+        """Exchange the values of a step, and load the new weights into the modules."""
+        session = self._joined
+        mean_loss = None if loss is None or is_skipped else float(loss)
+        samples = 0 if is_skipped else 1
+        statistics = session.statistics.read()
+        batch = MiniBatch(values, samples, mean_loss, statistics, figures=figures)
+        with self._lock:
+            try:
+                self.last = session.part.step(batch)
+            except RunOver:
+                pass
+            else:
+                self.traffic.add(self.last)
+            session.assign()
+        self._raise_if_broken()
+        if self._kept is not None and self._kept.is_due(session):
+            self._kept.save(session, self._kept_states)
+
+    def _head(self, number: int, **more: Any) -> PushHead:
+        """Return the numbers of a step's push."""
+        repeats = number != 0
+        if not repeats:
+            self._num_steps += 1
+        if self._parts is None:
+            self._parts = BatchParts.alike(WorkerPlace.of(self._own.run, 1).in_loop())
+        parts = self._parts.of_step(max(0, self._num_steps - 1))
+        return PushHead(repeats_batch=repeats, batch_parts=parts, **more)
+
+    def _own_change(self, session: Session) -> Float32 | None:
+        """Return by how much the script itself has changed weights since the newest exchange.
+
+        In a round of local steps, the script's changes are part of the round's change of weights.
+        """
+        run = self._own.run
+        if run.method.takes_local_steps or self._num_pending or not takes_changes(run):
+            return None
+        held, known = session.variables.read(), session.part.sent_weights
+        return assigned_by_script(session, None if is_like(held, known) else held - known)
+
+    def _pull_to_base(self, step: SteppedOptimizer) -> None:
+        """Add mu (w - b), the gradient of FedProx's mu / 2 |w - b|^2, to gradients.
+
+        In the formula, w are a parameter's weights, and b its weights at the start of the round.
+        """
+        session = self._joined
+        mu = self._own.run.method.local.prox_mu
+        if mu:
+            own = {id(parameter) for parameter in step.parameters}
+            for parameter, base in session.variables.parts(session.part.core.base.copy()):
+                if parameter.grad is not None and id(parameter) in own:
+                    parameter.grad.add_(parameter.detach() - base, alpha=mu)
+
+    @contextlib.contextmanager
+    def _without_momentum(self, step: SteppedOptimizer) -> Iterator[None]:
+        """Set SGD's momentum to 0 in the `with` block if the training method applies it."""
+        optimizers = [(known.optimizer, known.kind) for known in self._steps]
+        if not momentum_for(optimizers, self._own.run.method):
+            yield
+            return
+        groups = step.optimizer.param_groups
+        momenta = [group["momentum"] for group in groups]
+        for group in groups:
+            group["momentum"] = 0.0
+        try:
+            yield
+        finally:
+            for group, momentum in zip(groups, momenta, strict=True):
+                group["momentum"] = momentum
+
+    def _is_due(self, number: int) -> bool:
+        """Return True if an exchange follows a step on this worker.
+
+        Weights are exchanged once per iteration of the loop: after the step of the optimizer that
+        was the last one to take its first step.
+        """
+        if number not in self._cycle:
+            self._cycle.append(number)
+        self._num_pending += 1
+        is_whole = len(self._cycle) == len(self._steps)
+        is_due = (is_whole and number == self._cycle[-1]) or self._num_pending >= _MOST_PENDING
+        if is_due:
+            self._num_pending = 0
+        return is_due
+
+    def _only(self, numbers: list[int], gradient: Float32) -> Float32:
+        """Return a gradient [num_parameters] with zeros for all but some parameters."""
+        offsets, kept = self._joined.shared.spec.offsets, np.zeros_like(gradient)
+        for number in numbers:
+            part = slice(offsets[number], offsets[number + 1])
+            kept[part] = gradient[part]
+        return kept
+
+    # -- the first step ---------------------------------------------------------------------------
+
+    def _begin(self) -> bool:
+        """Join the run at the first step; return True if that has not changed the weights."""
+        if not self._state.begins_with_step:
+            return True
+        refuse_local_epochs(self._own.run.method, "a loop of the script's own")
+        if not self._own.run.model_is_offered:
+            raise ConfigurationError(
+                "flags define the model of this parameter server, which trains no torch modules; "
+                "expected a script that `thinwire run` starts, or a PS with --model_from=worker."
+            )
+        self._coming = session = self._new_session()
+        before = session.variables.read()
+        self._receive(Event.LOOP_BEGINS)
+        self._receive(Event.STEP_FOUND)
+        return np.array_equal(before, session.weights)
+
+    def _new_session(self) -> Session:
+        """Return the session that offers the modules and optimizers to the servers."""
+        method, named = self._own.run.method, self._named()
+        modules = [module for step in self._steps for module in step.modules]
+        shared = SharedModule(named, moving_buffers(modules))
+        offer = Offer(
+            shared.spec,
+            num_examples=self._num_train or 0,
+            script_optimizer="+".join(step.kind.__name__ for step in self._steps),
+        )
+        optimizers = [step.optimizer for step in self._steps]
+        if not method.steps_on_workers:
+            self._groups = [
+                groups_of_optimizer(
+                    step.optimizer, step.kind, [shared.variables[n] for n in self._own_numbers[at]]
+                )
+                for at, step in enumerate(self._steps)
+            ]
+            offer = self._with_optimizers(offer, shared)
+        if not RECORD.program:
+            RECORD.program = program_here(self._description(offer)).rows()
+        logging.info(
+            "a torch loop trains %d parameters; it must divide its data among the workers, by "
+            "thinwire.worker_id() and thinwire.num_workers(), or by optimizer.thinwire.shard(...)",
+            len(shared.variables),
+        )
+        kept = self._kept
+
+        def restore(session: Session, last_step: int) -> State | None:
+            """Load the optimizer state that an earlier process of this worker saved."""
+            return None if kept is None else kept.restore(session, self._kept_states, last_step)
+
+        return Session(
+            self._own,
+            shared,
+            self._num_train,
+            momentum_for([(step.optimizer, step.kind) for step in self._steps], method),
+            offer,
+            () if method.steps_on_workers else optimizers,
+            kept=restore,
+            slots_of=slots_of,
+        )
+
+    def _named(self) -> list[tuple[str, Any]]:
+        """Return the parameters that the optimizers train, optimizer by optimizer, with names."""
+        modules: dict[int, Any] = {}
+        for step in self._steps:
+            modules |= {id(module): module for module in step.modules}
+        names = named_parameters(list(modules.values()))
+        found: dict[int, tuple[str, Any]] = {}
+        self._own_numbers: list[list[int]] = []
+        for step in self._steps:
+            trained = [p for p in step.parameters if p.requires_grad]
+            for parameter in trained:
+                if id(parameter) in found and not self._own.run.method.steps_on_workers:
+                    raise ConfigurationError(
+                        f"two optimizers train the parameter {names[id(parameter)][0]}, but a PS "
+                        "updates a parameter with one; expected parameters of their own. Or take a "
+                        "method whose workers step themselves: --method=dgs or --method=diloco."
+                    )
+                found.setdefault(id(parameter), names[id(parameter)])
+            order = {number: position for position, number in enumerate(found)}
+            self._own_numbers.append([order[id(parameter)] for parameter in trained])
+        return list(found.values())
+
+    def _with_optimizers(self, offer: Offer, shared: SharedModule) -> Offer:
+        """Return an offer with the descriptions of all optimizers, for a PS that steps."""
+        described = []
+        for step, groups, numbers in zip(self._steps, self._groups, self._own_numbers, strict=True):
+            paths = tuple(shared.spec.tensors[number].path for number in numbers)
+            known = OptimizerOffer(groups.described(), paths=paths)
+            variables = [shared.variables[number] for number in numbers]
+            count = TorchSlots(step.optimizer, known, variables).num_steps
+            described.append(
+                OptimizerOffer(known.optimizer, paths=paths, iterations=count, has_slots=count > 0)
+            )
+        return Offer(
+            offer.spec,
+            optimizers=tuple(described),
+            num_examples=offer.num_examples,
+            script_optimizer=offer.script_optimizer,
+        )
+
+    def _description(self, offer: Offer) -> dict[str, str]:
+        """Return texts that describe the optimizers and the modules, for a resumed run."""
+        texts = []
+        for step in self._steps:
+            settings = [
+                {name: value for name, value in group.items() if name not in ("params", "lr")}
+                for group in step.optimizer.param_groups
+            ]
+            texts.append(f"{step.kind.__name__} {json.dumps(settings, default=str)}")
+        return {
+            "optimizer": " + ".join(texts),
+            "model": f"{len(offer.spec.tensors)} parameters with "
+            f"{offer.spec.num_parameters:,} values",
+        }
+
+    @property
+    def _kept_states(self) -> list[TorchState]:
+        return [TorchState(step.optimizer, step.kind.__name__) for step in self._steps]
+
+    # -- actions of the state machine -------------------------------------------------------------
+
+    def _receive(self, event: Event) -> None:
+        """Report an event of the script, and carry out all actions that follow from it."""
+        try:
+            action = self._state.receive(event)
+            while action is not None:
+                action = self._state.receive(self._carry_out(action))
+        except BaseException:
+            self._state.receive(Event.FAILED)
+            raise
+
+    def _carry_out(self, action: Action) -> Event:
+        """Carry out an action; actions that a torch loop does not need do nothing."""
+        if isinstance(action, Wait):
+            return Event.HALTED if self.stopped else Event.OPENED
+        return self._actions.get(action, lambda: None)() or Event.DONE
+
+    def _take_session(self) -> None:
+        with self._lock:
+            self._session = self._coming
+
+    def _join(self) -> Event:
+        session = self._joined
+        with self._lock:
+            session.open()
+            interrupts.add_listener(self._interrupt)
+            if session.part.run_id:
+                session.assign()
+        return Event.HALTED if session.stopped else Event.JOINED
+
+    def _meet_run(self) -> Event | None:
+        """Wait for the scripts of all workers, after this script has joined."""
+        session = self._joined
+        part, is_launched = session.part, session.settings.is_launched
+        barriers = FitBarriers(session.settings.run, session.own.id_worker, part.run_id)
+        self._barriers = barriers
+        RECORD.endings.append(self._leave_at_end)
+        RECORD.refreshers.append(self.refresh)
+        if is_launched:
+            try:
+                barriers.begin_run(is_launched)
+            except RunHalted as ended:
+                part.core.stopped, part.core.stop_reason = True, ended.cause
+                self._raise_if_broken(ended.message)
+        return Event.HALTED if self.stopped else None
+
+    def _leave_at_end(self, failed: bool, message: str) -> None:
+        """Leave the run at the script's end; first push local steps if the script succeeded."""
+        session = self._session
+        if session is not None and not failed and not session.stopped:
+            with self._lock:
+                session.part.flush()
+            if self._kept is not None:
+                self._kept.save(session, self._kept_states, at_end=True)
+        self.close("error" if failed else "done")
+
+    # -- small parts ------------------------------------------------------------------------------
+
+    @property
+    def _own(self) -> ScriptSettings:
+        if self.settings is None:
+            raise RuntimeError("the script trains in this process alone, without a run of Thinwire")
+        return self.settings
+
+    @property
+    def _joined(self) -> Session:
+        if self._session is None:
+            raise RuntimeError("the script has not joined a run of Thinwire yet")
+        return self._session
+
+    @property
+    def _is_joined(self) -> bool:
+        return self._state.standing is Standing.JOINED
+
+    def _interrupt(self) -> None:
+        """End a wait of the session, because a signal interrupts this process."""
+        if self._session is not None:
+            self._session.part.interrupt()
+
+    def _raise_if_broken(self, message: str = "") -> None:
+        """Raise RunOver if the failure of another worker's script ended the run."""
+        if self.stop_reason in (SCRIPT_FAILED, RETURNED_EARLY):
+            raise RunOver(str(RunHalted(self.stop_reason, message)), self.stop_reason)
+
+    def _report_end(self) -> None:
+        """Log once that the run has ended, so that later steps of the loop have no effect."""
+        if not self._has_reported_end:
+            self._has_reported_end = True
+            logging.warning(
+                "the run has ended (%s): further steps change nothing; a training loop can check "
+                "optimizer.thinwire.stopped",
+                self.stop_reason or "interrupted",
+            )
+
+
+def _evaluated(closure: Closure) -> Any:
+    """Return the loss of a closure, which also computes the gradients."""
+    with torch.enable_grad():
+        return closure()
