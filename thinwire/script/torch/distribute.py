@@ -73,10 +73,11 @@ def _session_of(chosen: ScriptSettings, num_train: int | None) -> TorchSession:
     """Return this worker's session, which all optimizers of a script share."""
     if chosen.local:
         raise ConfigurationError("mode msgd trains without a PS; remove distribute().")
+    place = chosen.run.addresses, chosen.worker().id_worker
     for session in RECORD.sessions:
-        if isinstance(session, TorchSession):
+        if isinstance(session, TorchSession) and session.place == place:
             return session
-    if RECORD.is_distributed:
+    if not all(isinstance(session, TorchSession) for session in RECORD.sessions):
         raise ConfigurationError(
             "the script distributes a Keras model and a torch optimizer; expected either. Train "
             "them in two runs."

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -175,6 +175,11 @@ class TorchSession(LeavesOnExit):
         """True after the first step if the PS takes the steps of the optimizers."""
         return self._session is not None and not self._session.takes_weights
 
+    @property
+    def place(self) -> tuple[Sequence[str], int]:
+        """The servers' addresses and this worker's number."""
+        return self._own.run.addresses, self._own.worker().id_worker
+
     def add(self, optimizer: Any, modules: list[Any]) -> None:
         """Let one more optimizer exchange with the servers.
 
@@ -275,7 +280,9 @@ class TorchSession(LeavesOnExit):
     def _send(self, values: Float32, is_skipped: bool, loss: Any, figures: ScriptFigures) -> None:
         """Exchange the values of a step, and load the new weights into the modules."""
         session = self._joined
-        mean_loss = None if loss is None or is_skipped else float(loss)
+        mean_loss = None
+        if loss is not None and not is_skipped:
+            mean_loss = float(loss.detach() if isinstance(loss, torch.Tensor) else loss)
         samples = 0 if is_skipped else 1
         statistics = session.statistics.read()
         batch = MiniBatch(values, samples, mean_loss, statistics, figures=figures)
