@@ -133,5 +133,6 @@ class SteppedOptimizer:
             for parameter in self.parameters:
                 if parameter.grad is not None:
                     parameter.grad.div_(scale.to(parameter.grad.device))
-            optimizer.grad_scale = None  # an optimizer's own fused step would divide again
+        # The optimizer's own step would divide again, or refuses what only a fused step can handle.
+        optimizer.found_inf = optimizer.grad_scale = None
         return bool(found.item())

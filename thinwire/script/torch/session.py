@@ -215,6 +215,7 @@ class TorchSession(LeavesOnExit):
         if self.stopped:
             self._report_end()
             return None if closure is None else _evaluated(closure)
+        self._check_unshared(self._steps[number])
         if self._joined.takes_weights:
             return self._step_here(number, closure, is_valid)
         return self._push_gradients(number, closure, is_valid)
@@ -307,6 +308,22 @@ class TorchSession(LeavesOnExit):
             self._parts = BatchParts.alike(WorkerPlace.of(self._own.run, 1).in_loop())
         parts = self._parts.of_step(max(0, self._num_steps - 1))
         return PushHead(repeats_batch=repeats, batch_parts=parts, **more)
+
+    def _check_unshared(self, step: SteppedOptimizer) -> None:
+        """Reject a parameter that begins to train after the first step.
+
+        Raises:
+            ConfigurationError: A parameter that the workers do not share has a gradient.
+        """
+        shared = {id(parameter) for parameter in self._joined.shared.variables}
+        for number, parameter in enumerate(step.parameters):
+            if parameter.grad is not None and id(parameter) not in shared:
+                raise ConfigurationError(
+                    f"parameter {number} of {step.kind.__name__}, of shape "
+                    f"{tuple(parameter.shape)}, had requires_grad=False at the first step and has "
+                    "a gradient now; expected the same trained parameters in the whole run. Train "
+                    "it from the beginning, or train the next stage in a run of its own."
+                )
 
     def _own_change(self, session: Session) -> Float32 | None:
         """Return by how much the script itself has changed weights since the newest exchange.
