@@ -172,6 +172,7 @@ class Offer:
             config = row["optimizer"]["config"]
             if isinstance(config.get("learning_rate"), int | float):
                 del config["learning_rate"]
+            config.pop("steps", None)
             groups = config.get("groups")
             for group in groups if isinstance(groups, list) else ():
                 if isinstance(group, dict):  # a parameter group of a torch optimizer

@@ -43,12 +43,15 @@ class TorchGroups:
         settings: Numbers of all groups before the first step, group by group, in the order of
             `RULES`.
         group_of: Number of the group of each parameter of the optimizer.
+        steps: Number of steps that each parameter has taken before the phase. A phase is the time
+            in which the run trains the same parameters.
     """
 
     kind: str
     switches: tuple[Mapping[str, bool], ...]
     settings: tuple[float, ...]
     group_of: tuple[int, ...]
+    steps: tuple[int, ...]
 
     @property
     def numbers(self) -> tuple[str, ...]:
@@ -86,7 +89,7 @@ class TorchGroups:
             {**self.of_group(number, self.settings), **switches}
             for number, switches in enumerate(self.switches)
         ]
-        config = {"groups": rows, "group_of": list(self.group_of)}
+        config = {"groups": rows, "group_of": list(self.group_of), "steps": list(self.steps)}
         return Described(PREFIX + self.kind, config)
 
 
@@ -108,10 +111,11 @@ def groups_of(described: Described) -> TorchGroups:
             f"{', '.join(PREFIX + known for known in RULES)}."
         )
     rows, group_of = config.get("groups", ()), config.get("group_of", ())
-    if set(config) != {"groups", "group_of"} or not _is_list(rows, MOST_GROUPS):
+    steps = config.get("steps", ())
+    if set(config) != {"groups", "group_of", "steps"} or not _is_list(rows, MOST_GROUPS):
         raise ConfigurationError(
-            f"{described.name}: expected 1 to {MOST_GROUPS} parameter groups, and the group of "
-            "each parameter."
+            f"{described.name}: expected 1 to {MOST_GROUPS} parameter groups, and the group and "
+            "the steps of each parameter."
         )
     numbers, switches = RULES[kind]
     for row in rows:
@@ -122,11 +126,18 @@ def groups_of(described: Described) -> TorchGroups:
         raise ConfigurationError(
             f"{described.name}: group_of names a parameter group that is not in the description."
         )
+    if not _is_list(steps, len(group_of)) or not all(
+        type(count) is int and 0 <= count < 1 << 62 for count in steps
+    ):
+        raise ConfigurationError(
+            f"{described.name}: steps={steps!s:.50}; expected a number of steps of each parameter."
+        )
     return TorchGroups(
         kind,
         tuple({name: row[name] for name in switches} for row in rows),
         tuple(float(row[name]) for row in rows for name in numbers),
         tuple(group_of),
+        tuple(steps),
     )
 
 

@@ -70,10 +70,11 @@ class TorchUpdate(ServerUpdate):
     def of(offer: OptimizerOffer, initial: Sequence[Slot] = ()) -> TorchUpdate:
         """Return the policy for an optimizer in an offer. Raises ConfigurationError."""
         update = TorchUpdate(offer, initial)
-        if len(offer.paths) != len(update.groups.group_of):
+        sizes = {len(offer.paths), len(update.groups.group_of), len(update.groups.steps)}
+        if len(sizes) > 1:
             raise ConfigurationError(
-                f"{offer.optimizer.name} has {len(update.groups.group_of)} parameters in its "
-                f"groups and {len(offer.paths)} paths; expected a path for each parameter."
+                f"{offer.optimizer.name} has {sizes} paths, groups and steps of parameters; "
+                "expected a path for each parameter, its group and its steps."
             )
         return update
 
@@ -104,7 +105,7 @@ class TorchUpdate(ServerUpdate):
         state: State = {
             "settings": self.groups.settings,
             "without": (),
-            "steps": np.full(len(parameters), self.offer.iterations, np.int64),
+            "steps": np.array([self.groups.steps[n] for n in parameters], np.int64),
             **{role: np.zeros(len(theta), np.float32) for role in self.groups.roles},
             "parts": [
                 _Part(offsets[n], offsets[n + 1], parameter, group_of[parameter])

@@ -23,7 +23,8 @@ ADAM |= {"amsgrad": False, "maximize": False, "decoupled_weight_decay": False}
 
 
 def offer_of(kind, groups, group_of=(0, 1, 0), **more):
-    described = Described(f"torch.optim.{kind}", {"groups": groups, "group_of": list(group_of)})
+    config = {"groups": groups, "group_of": list(group_of), "steps": [0] * 3}
+    described = Described(f"torch.optim.{kind}", config)
     paths = tuple(tensor.path for tensor in SPEC.tensors)
     return Offer(SPEC, optimizers=(OptimizerOffer(described, paths=paths, **more),))
 
@@ -144,22 +145,26 @@ def test_slots_that_a_script_brings_are_sent_with_the_weights():
 
 
 @pytest.mark.parametrize(
-    "kind, config, text",
+    "kind, changes, text",
     [
-        ("LBFGS", {"groups": [SGD], "group_of": [0]}, "expected one of torch.optim.SGD"),
-        ("SGD", {"groups": [], "group_of": [0]}, "1 to 64 parameter groups"),
-        ("SGD", {"groups": 5, "group_of": [0]}, "1 to 64 parameter groups"),
-        ("SGD", {"groups": [SGD | {"lr": -1}], "group_of": [0]}, "lr=-1; expected a number from 0"),
-        ("SGD", {"groups": [SGD | {"lr": True}], "group_of": [0]}, "lr=True"),
-        ("SGD", {"groups": [SGD | {"nesterov": 1}], "group_of": [0]}, "expected true or false"),
-        ("SGD", {"groups": [{"lr": 1}], "group_of": [0]}, "expected lr, momentum"),
-        ("Adam", {"groups": [ADAM | {"beta_1": 2}], "group_of": [0]}, "from 0 to 1"),
-        ("SGD", {"groups": [SGD], "group_of": [1]}, "not in the description"),
-        ("SGD", {"groups": [SGD], "group_of": "0"}, "not in the description"),
-        ("SGD", {"groups": [SGD], "group_of": [0]}, "a path for each parameter"),
+        ("LBFGS", {}, "expected one of torch.optim.SGD"),
+        ("SGD", {"groups": []}, "1 to 64 parameter groups"),
+        ("SGD", {"groups": 5}, "1 to 64 parameter groups"),
+        ("SGD", {"groups": [SGD | {"lr": -1}]}, "lr=-1; expected a number from 0"),
+        ("SGD", {"groups": [SGD | {"lr": True}]}, "lr=True"),
+        ("SGD", {"groups": [SGD | {"nesterov": 1}]}, "expected true or false"),
+        ("SGD", {"groups": [{"lr": 1}]}, "expected lr, momentum"),
+        ("Adam", {"groups": [ADAM | {"beta_1": 2}]}, "from 0 to 1"),
+        ("SGD", {"group_of": [1]}, "not in the description"),
+        ("SGD", {"group_of": "0"}, "not in the description"),
+        ("SGD", {}, "a path for each parameter"),
+        ("SGD", {"steps": [-1]}, "a number of steps"),
+        ("SGD", {"steps": [0, 0]}, "a number of steps"),
+        ("SGD", {"more": 1}, "1 to 64 parameter groups"),
     ],
 )
-def test_a_description_from_an_untrusted_worker_is_checked(kind, config, text):
+def test_a_description_from_an_untrusted_worker_is_checked(kind, changes, text):
+    config = {"groups": [SGD], "group_of": [0], "steps": [0]} | changes
     described = Described(f"torch.optim.{kind}", config)
     with pytest.raises(ConfigurationError, match=text):
         server_update(Offer(SPEC, optimizers=(OptimizerOffer(described, paths=("a", "b")),)))

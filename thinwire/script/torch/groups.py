@@ -50,6 +50,7 @@ def groups_of_optimizer(optimizer: Any, kind: type, shared: Sequence[Any]) -> To
         kind: Class with which the script made the optimizer.
         shared: Parameters of the optimizer that all workers train.
     """
+    steps = tuple(_num_steps(optimizer.state.get(parameter, {})) for parameter in shared)
     name = kind.__name__
     group_of = {
         id(parameter): number
@@ -61,7 +62,7 @@ def groups_of_optimizer(optimizer: Any, kind: type, shared: Sequence[Any]) -> To
         for group in optimizer.param_groups
     )
     numbers = tuple(group_of[id(parameter)] for parameter in shared)
-    return TorchGroups(name, switches, numbers_now(optimizer, name), numbers)
+    return TorchGroups(name, switches, numbers_now(optimizer, name), numbers, steps)
 
 
 def numbers_now(optimizer: Any, name: str) -> tuple[float, ...]:
@@ -131,6 +132,13 @@ def momentum_for(optimizers: Sequence[tuple[Any, type]], method: Method) -> floa
         )
     has_nesterov = any(group["nesterov"] for group in optimizer.param_groups)
     return 0.0 if has_nesterov else momenta.pop()
+
+
+def _num_steps(state: dict[str, Any]) -> int:
+    """Return how many steps a parameter has taken; SGD only knows whether there was one."""
+    if "step" in state:
+        return int(state["step"])
+    return int(state.get("momentum_buffer") is not None)
 
 
 def _number(group: dict[str, Any], name: str) -> float:

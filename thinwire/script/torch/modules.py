@@ -158,6 +158,23 @@ def named_parameters(modules: Sequence[Any]) -> dict[int, tuple[str, Any]]:
     return found
 
 
+def check_members(optimizer: Any, modules: Sequence[Any]) -> None:
+    """Reject an optimizer with a parameter that is in none of its modules.
+
+    Raises:
+        ConfigurationError: A parameter is in no module, so that it has no name.
+    """
+    known = named_parameters(modules)
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            if id(parameter) not in known:
+                raise ConfigurationError(
+                    f"{type(optimizer).__name__} has a parameter of shape {tuple(parameter.shape)} "
+                    "that the module has not; expected the module, or a list of the modules, whose "
+                    "parameters the optimizer trains: thinwire.distribute(optimizer, model=module)."
+                )
+
+
 def moving_buffers(modules: Iterable[Any]) -> list[Any]:
     """Return the buffers with moving statistics of normalization layers, each buffer once."""
     buffers = {

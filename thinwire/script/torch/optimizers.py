@@ -59,20 +59,6 @@ class DistributedStep:
             )
         super().load_state_dict(state_dict)  # type: ignore[misc]
 
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a parameter group as torch does, before the first step.
-
-        Raises:
-            ConfigurationError: The run has begun, whose variables no longer change.
-        """
-        if self.thinwire.has_begun:
-            raise ConfigurationError(
-                "add_param_group was called after the first step, when the run's variables are "
-                "fixed; expected all groups before that step. Give the optimizer the parameters "
-                "from the beginning, with lr=0 in their group until they are to train."
-            )
-        super().add_param_group(param_group)  # type: ignore[misc]
-
 
 # torch's hooks before and after a step are called around `step`, as around any optimizer's.
 DistributedStep.step = torch.optim.Optimizer.profile_hook_step(  # type: ignore[method-assign]

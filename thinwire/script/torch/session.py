@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -17,9 +18,11 @@ from thinwire.ops.offer import Offer, OptimizerOffer
 from thinwire.ops.optimizers.torch_groups import TorchGroups
 from thinwire.ops.push_head import PushHead
 from thinwire.ops.types import ConfigurationError, State
+from thinwire.proto import thinwire_pb2 as pb
+from thinwire.proto.barriers import Point
 from thinwire.proto.grpc import StreamLost, Unreachable
 from thinwire.proto.grpc.session import RequestRejected
-from thinwire.runtime.run.settings import RETURNED_EARLY, SCRIPT_FAILED
+from thinwire.runtime.run.settings import END_REASONS, RETURNED_EARLY, SCRIPT_FAILED
 from thinwire.script import interrupts
 from thinwire.script.central_state import CentralState
 from thinwire.script.data.place import BatchParts, WorkerPlace
@@ -44,19 +47,21 @@ from thinwire.script.torch.groups import (
     numbers_now,
 )
 from thinwire.script.torch.modules import (
+    FlatParameters,
     SharedModule,
+    check_members,
     gradients_of,
     moving_buffers,
     named_parameters,
 )
 from thinwire.script.torch.optimizers import Closure, SteppedOptimizer
-from thinwire.script.torch.states import TorchSlots, TorchState, slots_of
+from thinwire.script.torch.states import TorchState, slots_of
 from thinwire.worker.client.control import RunHalted
 from thinwire.worker.core.messages import ScriptFigures
 from thinwire.worker.core.worker_round import MiniBatch
 from thinwire.worker.held_files import lift_hold
 from thinwire.worker.program import program_here
-from thinwire.worker.script import RECORD
+from thinwire.worker.script import RECORD, LeftBehind
 
 if TYPE_CHECKING:
     from thinwire.ops.types import Float32
@@ -98,12 +103,19 @@ class TorchSession(LeavesOnExit):
         self._barriers: FitBarriers | None = None
         self._kept = None if settings is None else KeptState.of(settings)
         self._groups: list[TorchGroups] = []
+        # positions of each optimizer's parameters among the shared ones
+        self._own_numbers: list[list[int]] = []
+        # ids of the parameters that the present phase trains, group by group
+        self._trained: list[tuple[int, ...]] = []
+        # parameters that phases trained which a restarted script has skipped, by id
+        self._passed_over: dict[int, Any] = {}
         self._cycle: list[int] = []
         self._num_pending = self._num_steps = 0
         self._has_reported_end = False
         self._lock = threading.Lock()
         self._parts: BatchParts | None = None
         self._actions: dict[MemberAction, Callable[[], Event | None]] = {
+            MemberAction.FIND_STEP: self._find_step,
             MemberAction.TAKE_SESSION: self._take_session,
             MemberAction.JOIN: self._join,
             MemberAction.MEET_RUN: self._meet_run,
@@ -167,7 +179,7 @@ class TorchSession(LeavesOnExit):
 
     @property
     def has_begun(self) -> bool:
-        """True after the first step, which fixes the run's variables."""
+        """True after the first step, which fixes the script's optimizers and modules."""
         return self._session is not None
 
     @property
@@ -196,15 +208,7 @@ class TorchSession(LeavesOnExit):
             )
         if self._own.run.method.steps_on_workers is False:
             check_for_server(optimizer, type(optimizer))
-        known = named_parameters(modules)
-        for group in optimizer.param_groups:
-            for parameter in group["params"]:
-                if id(parameter) not in known:
-                    raise ConfigurationError(
-                        f"{name} has a parameter of shape {tuple(parameter.shape)} that the module "
-                        "has not; expected the module, or a list of the modules, whose parameters "
-                        "the optimizer trains: thinwire.distribute(optimizer, model=module)."
-                    )
+        check_members(optimizer, modules)
         self._steps.append(SteppedOptimizer.of(optimizer, modules, self))
 
     def step(self, optimizer: Any, closure: Closure | None) -> Any:
@@ -212,28 +216,47 @@ class TorchSession(LeavesOnExit):
         number = next(n for n, known in enumerate(self._steps) if known.optimizer is optimizer)
         is_valid = self._begin() or closure is not None
         self._raise_if_broken()
-        if self.stopped:
-            self._report_end()
+        if self.stopped or self._state.is_behind:
+            if self.stopped:
+                self._report_end()
             return None if closure is None else _evaluated(closure)
-        self._check_unshared(self._steps[number])
         if self._joined.takes_weights:
             return self._step_here(number, closure, is_valid)
         return self._push_gradients(number, closure, is_valid)
 
     def load_slots(self) -> None:
         """Load the PS's state of the optimizers into the script's optimizers."""
-        session = self._session
-        if session is None or session.stopped or not self.is_server_stepping or not self._is_joined:
-            return
-        offer = session.offer
+        if self._is_joined and self.is_server_stepping and self._has_central_state:
+            self._fetch_slots()
+
+    @property
+    def _has_central_state(self) -> bool:
+        """True if the shards answer: they do so after the run's end until all workers have left."""
+        return not self.stopped or self.stop_reason in END_REASONS
+
+    def _fetch_slots(self) -> None:
+        session = self._joined
+        state, offer = self._fetch(None), session.offer
+        if state is not None and offer is not None:
+            optimizers = [step.optimizer for step in self._steps]
+            state.fill_slots(offer, optimizers, session.shared.variables, slots_of)
+
+    def _take_final(self) -> None:
+        """Load the final weights of a run that has ended."""
+        session = self._joined
+        if self._has_central_state and session.part.run_id:
+            state = self._fetch(session.statistics.size)
+            if state is not None:
+                session.assign(state.weights())
+
+    def _fetch(self, num_statistics: int | None) -> CentralState | None:
+        """Return the shards' state, as `CentralState.fetch` does; None if no shard answers."""
         try:
             with self._lock:
-                state = CentralState.fetch(session.part, None)
-            if offer is not None:
-                optimizers = [step.optimizer for step in self._steps]
-                state.fill_slots(offer, optimizers, session.shared.variables, slots_of)
+                return CentralState.fetch(self._joined.part, num_statistics)
         except (StreamLost, Unreachable, RequestRejected) as error:
-            logging.warning("cannot fetch the optimizer's state of the PS: %s", error)
+            logging.warning("cannot fetch the state of the PS; the script keeps its own: %s", error)
+            return None
 
     # -- a step -----------------------------------------------------------------------------------
 
@@ -296,6 +319,8 @@ class TorchSession(LeavesOnExit):
                 self.traffic.add(self.last)
             session.assign()
         self._raise_if_broken()
+        if session.stopped:
+            self._take_final()
         if self._kept is not None and self._kept.is_due(session):
             self._kept.save(session, self._kept_states)
 
@@ -308,22 +333,6 @@ class TorchSession(LeavesOnExit):
             self._parts = BatchParts.alike(WorkerPlace.of(self._own.run, 1).in_loop())
         parts = self._parts.of_step(max(0, self._num_steps - 1))
         return PushHead(repeats_batch=repeats, batch_parts=parts, **more)
-
-    def _check_unshared(self, step: SteppedOptimizer) -> None:
-        """Reject a parameter that begins to train after the first step.
-
-        Raises:
-            ConfigurationError: A parameter that the workers do not share has a gradient.
-        """
-        shared = {id(parameter) for parameter in self._joined.shared.variables}
-        for number, parameter in enumerate(step.parameters):
-            if parameter.grad is not None and id(parameter) not in shared:
-                raise ConfigurationError(
-                    f"parameter {number} of {step.kind.__name__}, of shape "
-                    f"{tuple(parameter.shape)}, had requires_grad=False at the first step and has "
-                    "a gradient now; expected the same trained parameters in the whole run. Train "
-                    "it from the beginning, or train the next stage in a run of its own."
-                )
 
     def _own_change(self, session: Session) -> Float32 | None:
         """Return by how much the script itself has changed weights since the newest exchange.
@@ -392,9 +401,13 @@ class TorchSession(LeavesOnExit):
     # -- the first step ---------------------------------------------------------------------------
 
     def _begin(self) -> bool:
-        """Join the run at the first step; return True if that has not changed the weights."""
+        """Join the run at the first step, or begin its next phase where other parameters train.
+
+        Returns:
+            True if that has not changed the weights, so that gradients are still valid.
+        """
         if not self._state.begins_with_step:
-            return True
+            return self.stopped or self._trained == self._trained_now or self._begin_phase()
         refuse_local_epochs(self._own.run.method, "a loop of the script's own")
         if not self._own.run.model_is_offered:
             raise ConfigurationError(
@@ -407,8 +420,38 @@ class TorchSession(LeavesOnExit):
         self._receive(Event.STEP_FOUND)
         return np.array_equal(before, session.weights)
 
+    def _begin_phase(self) -> bool:
+        """Begin a phase of the run with other parameters; return True if no weight has changed.
+
+        Scripts unfreeze layers, or add a parameter group, in the middle of a loop. All scripts wait
+        for each other there: one of them offers its parameters to the servers, and all join again.
+        """
+        view = FlatParameters([p for step in self._steps for p in step.parameters])
+        before, session = view.read(), self._joined
+        if self._barriers is None:
+            raise RuntimeError("the script has not met the other scripts yet")
+        if self._is_joined:
+            with self._lock:
+                session.part.flush()
+        self._barriers.count_fit()
+        self._receive(Event.TRAINING_BEGINS)
+        if self._is_joined:
+            # otherwise a worker that joins first would take the phase's first round alone
+            self._wait(Wait(Point.BEGIN_JOINED))
+        return np.array_equal(before, view.read())
+
+    @property
+    def _trained_now(self) -> list[tuple[int, ...]]:
+        """Ids of the parameters that the optimizers train, group by group."""
+        return [
+            tuple(id(p) for p in group["params"] if p.requires_grad)
+            for step in self._steps
+            for group in step.optimizer.param_groups
+        ]
+
     def _new_session(self) -> Session:
         """Return the session that offers the modules and optimizers to the servers."""
+        self._trained = self._trained_now
         method, named = self._own.run.method, self._named()
         modules = [module for step in self._steps for module in step.modules]
         shared = SharedModule(named, moving_buffers(modules))
@@ -446,7 +489,9 @@ class TorchSession(LeavesOnExit):
             momentum_for([(step.optimizer, step.kind) for step in self._steps], method),
             offer,
             () if method.steps_on_workers else optimizers,
-            kept=restore,
+            self._session,
+            0 if self._barriers is None else self._barriers.phase,
+            restore,
             slots_of=slots_of,
         )
 
@@ -454,10 +499,11 @@ class TorchSession(LeavesOnExit):
         """Return the parameters that the optimizers train, optimizer by optimizer, with names."""
         modules: dict[int, Any] = {}
         for step in self._steps:
+            check_members(step.optimizer, step.modules)
             modules |= {id(module): module for module in step.modules}
         names = named_parameters(list(modules.values()))
         found: dict[int, tuple[str, Any]] = {}
-        self._own_numbers: list[list[int]] = []
+        self._own_numbers = []
         for step in self._steps:
             trained = [p for p in step.parameters if p.requires_grad]
             for parameter in trained:
@@ -474,21 +520,17 @@ class TorchSession(LeavesOnExit):
 
     def _with_optimizers(self, offer: Offer, shared: SharedModule) -> Offer:
         """Return an offer with the descriptions of all optimizers, for a PS that steps."""
-        described = []
-        for step, groups, numbers in zip(self._steps, self._groups, self._own_numbers, strict=True):
-            paths = tuple(shared.spec.tensors[number].path for number in numbers)
-            known = OptimizerOffer(groups.described(), paths=paths)
-            variables = [shared.variables[number] for number in numbers]
-            count = TorchSlots(step.optimizer, known, variables).num_steps
-            described.append(
-                OptimizerOffer(known.optimizer, paths=paths, iterations=count, has_slots=count > 0)
+        paths = [tensor.path for tensor in shared.spec.tensors]
+        described = tuple(
+            OptimizerOffer(
+                groups.described(),
+                iterations=max(groups.steps),
+                paths=tuple(paths[number] for number in numbers),
+                has_slots=any(groups.steps),
             )
-        return Offer(
-            offer.spec,
-            optimizers=tuple(described),
-            num_examples=offer.num_examples,
-            script_optimizer=offer.script_optimizer,
+            for groups, numbers in zip(self._groups, self._own_numbers, strict=True)
         )
+        return dataclasses.replace(offer, optimizers=described)
 
     def _description(self, offer: Offer) -> dict[str, str]:
         """Return texts that describe the optimizers and the modules, for a resumed run."""
@@ -524,21 +566,88 @@ class TorchSession(LeavesOnExit):
     def _carry_out(self, action: Action) -> Event:
         """Carry out an action; actions that a torch loop does not need do nothing."""
         if isinstance(action, Wait):
-            return Event.HALTED if self.stopped else Event.OPENED
+            return self._wait(action)
         return self._actions.get(action, lambda: None)() or Event.DONE
 
+    def _wait(self, action: Wait) -> Event:
+        """Wait at a barrier of a phase; this script's parameters differ from the run's."""
+        if self.stopped or self._barriers is None:
+            return Event.HALTED if self.stopped else Event.OPENED
+        try:
+            opening = self._barriers.wait(action.point, action.compares)
+        except RunHalted as ended:
+            self._end(ended)
+            return Event.HALTED
+        if not opening.changes:
+            return Event.OPENED
+        return Event.OFFERS if opening.offers else Event.FOLLOWS
+
+    def _find_step(self) -> None:
+        """Load the run's newest state, and describe the next phase with it."""
+        if self._is_member:
+            with self._lock:
+                self._joined.part.pull()
+                self._joined.assign()
+            if self.is_server_stepping:
+                self._fetch_slots()
+        self._coming = self._new_session()
+
     def _take_session(self) -> None:
+        before = self._session
+        if before is not None:
+            before.close("done")
+        if self._coming is None:
+            raise RuntimeError("there is no session for the next phase")
+        if before is not None and before.stopped:
+            self._coming.end_as(before)
         with self._lock:
-            self._session = self._coming
+            self._session, self._coming = self._coming, None
 
     def _join(self) -> Event:
+        """Join the run; a script that was restarted may be in an earlier phase than the run."""
+        if self._trained != self._trained_now:  # the other scripts have begun this phase before
+            self._find_step()
+            self._take_session()
         session = self._joined
         with self._lock:
-            session.open()
+            is_behind = not (session.stopped or self._open(session))
             interrupts.add_listener(self._interrupt)
+            if is_behind:
+                session.stay_behind()
+                return Event.JOINED_BEHIND
             if session.part.run_id:
                 session.assign()
         return Event.HALTED if session.stopped else Event.JOINED
+
+    def _open(self, session: Session) -> bool:
+        """Join the run; return False if it is in a later phase than this script.
+
+        Raises:
+            ConfigurationError, LeftBehind: The run has trained parameters in a phase that this
+                script has skipped, and does not train them any more.
+        """
+        phase = 0 if self._barriers is None else self._barriers.phase
+        try:
+            session.open()
+        except RequestRejected as rejected:
+            if rejected.reason != pb.REASON_PHASE:
+                raise
+            if rejected.phase > phase:
+                self._passed_over |= {id(p): p for p in session.shared.variables}
+                return False
+            session.go_to_phase(rejected.phase)
+            session.open()
+        lost = self._passed_over.keys() - {id(p) for p in session.shared.variables}
+        if lost:
+            text = (
+                f"this script was restarted in a later phase of its run, which does not train "
+                f"{len(lost)} parameters of an earlier phase any more"
+            )
+            if session.own.num_restarts:
+                raise LeftBehind(f"{text}; the other workers continue without this worker.")
+            raise ConfigurationError(f"{text}; start a new run with --overwrite.")
+        self._passed_over.clear()
+        return True
 
     def _meet_run(self) -> Event | None:
         """Wait for the scripts of all workers, after this script has joined."""
@@ -552,9 +661,14 @@ class TorchSession(LeavesOnExit):
             try:
                 barriers.begin_run(is_launched)
             except RunHalted as ended:
-                part.core.stopped, part.core.stop_reason = True, ended.cause
-                self._raise_if_broken(ended.message)
+                self._end(ended)
         return Event.HALTED if self.stopped else None
+
+    def _end(self, ended: RunHalted) -> None:
+        """Record the end of the run; raise RunOver if another worker's script failed."""
+        core = self._joined.part.core
+        core.stopped, core.stop_reason = True, ended.cause
+        self._raise_if_broken(ended.message)
 
     def _leave_at_end(self, failed: bool, message: str) -> None:
         """Leave the run at the script's end; first push local steps if the script succeeded."""
@@ -583,6 +697,11 @@ class TorchSession(LeavesOnExit):
     @property
     def _is_joined(self) -> bool:
         return self._state.standing is Standing.JOINED
+
+    @property
+    def _is_member(self) -> bool:
+        session = self._session
+        return session is not None and session.part.is_member and not session.stopped
 
     def _interrupt(self) -> None:
         """End a wait of the session, because a signal interrupts this process."""

@@ -32,16 +32,6 @@ class TorchSlots:
         self._optimizer, self._variables = optimizer, list(variables)
         self._groups = groups_of(offer.optimizer)
 
-    @property
-    def num_steps(self) -> int:
-        """Number of steps that the optimizer has taken in this process; 1 for SGD's momentum."""
-        counts = [0]
-        for variable in self._variables:
-            state = self._optimizer.state.get(variable, {})
-            known = state.get("momentum_buffer") is not None
-            counts.append(int(state[_STEP]) if _STEP in state else int(known))
-        return max(counts)
-
     def collect(self) -> list[Slot]:
         """Return copies of the slots, numbered by parameter; zeros where torch has none yet."""
         slots = []
