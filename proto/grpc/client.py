@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import queue
 import random
 import threading
@@ -31,6 +32,10 @@ from thinwire.proto.moved import present_address
 from thinwire.proto.security import credentials as trust
 from thinwire.runtime.run.credentials import NO_CREDENTIALS, Credentials
 
+# A forked child of a script, for example a process of a torch DataLoader, uses no gRPC. With gRPC's
+# support for forks, the child starts gRPC's threads again; beside a busy stream, a quarter of the
+# children crashed. gRPC reads the variable when the process makes its first channel.
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "false")
 #: gRPC keepalive time, in seconds. A shard that is silent for twice this time counts as lost.
 _KEEPALIVE_SECONDS = 20.0
 _OWN_OPTIONS = (
