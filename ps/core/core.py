@@ -996,7 +996,8 @@ class PsCore:
                 self._members[worker].may_proceed = True
             return self._reply(idle, now)
         replies = self._reply(self._members.requesting(), now)
-        return [*replies, *self.snapshot_if_new(force=True), events.RunEnded(reason)]
+        why = self._lifecycle.stop_reason or reason
+        return [*replies, *self.snapshot_if_new(force=True), events.RunEnded(why)]
 
     # -- state ------------------------------------------------------------------------------
 

@@ -99,7 +99,8 @@ class RunLifecycle:
             reason: Reason for the end of the run, in the words of the run's summary.
             now: Current time of this shard's clock, in seconds.
             waits: True to wait for the pushes in flight (drain) before the run ends. A request to
-                stop during the drain ends the run immediately.
+                stop during the drain ends the run immediately, for the reason of the drain: a
+                script that Ctrl-C ends reports a failure, but the run was interrupted.
 
         Returns:
             The phase that the run has entered; None if the run had ended before the request.
@@ -110,7 +111,8 @@ class RunLifecycle:
             self.phase = RunPhase.DRAINING
             self._drain_until, self._drain_reason = now + DRAIN_SECONDS, reason
         else:
-            self.phase, self.stop_reason, self.ended_at = RunPhase.ENDED, reason, now
+            self.stop_reason = self._drain_reason or reason
+            self.phase, self.ended_at = RunPhase.ENDED, now
             self._drain_until = self._drain_reason = None
         return self.phase
 

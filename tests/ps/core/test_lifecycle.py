@@ -128,6 +128,15 @@ def test_an_interrupted_run_does_not_wait_for_ever():
     assert of(events.RunEnded, core.handle(events.Tick(), 2.5))
 
 
+def test_a_script_that_an_interrupt_ends_does_not_make_the_run_a_failed_one():
+    """The script reports its end while the shard waits for pushes in flight."""
+    core = core_of(method("bsp"))
+    join(core, 1)
+    assert of(events.RunEnded, core.handle(events.Stop("interrupted"), 1.0)) == []
+    ended = of(events.RunEnded, core.handle(events.Stop("script_failed"), 1.5))
+    assert ended[0].reason == "interrupted"
+
+
 def test_whoever_waits_when_its_lease_ends_is_told():
     core = core_of(method("bsp"), lease=5.0)
     join(core, 1)
