@@ -132,6 +132,8 @@ def test_a_script_that_an_interrupt_ends_does_not_make_the_run_a_failed_one():
     """The script reports its end while the shard waits for pushes in flight."""
     core = core_of(method("bsp"))
     join(core, 1)
+    join(core, 2)
+    push(core, 1, 1, 0)
     assert of(events.RunEnded, core.handle(events.Stop("interrupted"), 1.0)) == []
     ended = of(events.RunEnded, core.handle(events.Stop("script_failed"), 1.5))
     assert ended[0].reason == "interrupted"
