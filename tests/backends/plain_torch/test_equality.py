@@ -170,10 +170,14 @@ def test_a_gan_s_two_optimizers_step_their_own_modules(tmp_path):
 
     def loop(pair, ones, place, twos):
         for step in range(20):
-            for module, optimizer in ((pair.two, twos), (pair.one, ones)):
-                optimizer.zero_grad()
-                (loss_of(module, step, place) + pair.one[0].weight.square().sum()).backward()
-                optimizer.step()
+            # the second optimizer steps between the passes of the first module, as in a GAN
+            loss = loss_of(pair.one, step, place) + pair.one[0].weight.square().sum()
+            twos.zero_grad()
+            loss_of(pair.two, step, place).backward()
+            twos.step()
+            ones.zero_grad()
+            loss.backward()
+            ones.step()
 
     from tests.thinwire.script.keras.runs import scripts
     from thinwire import distribute

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -56,11 +56,18 @@ class FlatParameters:
                 part.copy_(value.reshape(-1))
         return flat
 
-    def assign(self, flat: Any) -> None:
-        """Overwrite the tensors with the values of `flat`, an array [size] float32."""
+    def assign(self, flat: Any, stepped: Container[int] = ()) -> None:
+        """Overwrite the tensors with the values of `flat`, an array [size] float32.
+
+        Args:
+            flat: The new values.
+            stepped: Ids of the parameters whose optimizer steps. Autograd notices only these
+                changes: a loop of a GAN steps the discriminator between the generator's forward and
+                backward passes, and torch refuses a graph whose weights have changed.
+        """
         with torch.no_grad():
             for tensor, value in self.parts(flat):
-                tensor.copy_(value)
+                (tensor if id(tensor) in stepped else tensor.data).copy_(value)
 
     def parts(self, flat: Any) -> list[tuple[Any, Any]]:
         """Return pairs (tensor, its values in `flat`), which share the memory of `flat`."""

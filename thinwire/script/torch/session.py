@@ -284,7 +284,7 @@ class TorchSession(LeavesOnExit):
             without_gradient=tuple(positions[variable] for variable in absent),
         )
         own_rows = {variable: rows for variable, rows in touched.items() if variable in positions}
-        self._send(gradient, is_skipped, loss, ScriptFigures(head, own_rows, change))
+        self._send(number, gradient, is_skipped, loss, ScriptFigures(head, own_rows, change))
         return loss
 
     def _step_here(self, number: int, closure: Closure | None, is_valid: bool) -> Any:
@@ -298,10 +298,13 @@ class TorchSession(LeavesOnExit):
                 loss = step.step_alone(closure)
         if self._is_due(number):
             values = session.variables.read()
-            self._send(values, is_skipped, loss, ScriptFigures(self._head(number), change=change))
+            figures = ScriptFigures(self._head(number), change=change)
+            self._send(number, values, is_skipped, loss, figures)
         return loss
 
-    def _send(self, values: Float32, is_skipped: bool, loss: Any, figures: ScriptFigures) -> None:
+    def _send(
+        self, number: int, values: Float32, is_skipped: bool, loss: Any, figures: ScriptFigures
+    ) -> None:
         """Exchange the values of a step, and load the new weights into the modules."""
         session = self._joined
         mean_loss = None
@@ -317,7 +320,9 @@ class TorchSession(LeavesOnExit):
                 pass
             else:
                 self.traffic.add(self.last)
-            session.assign()
+            stepped = {id(parameter) for parameter in self._steps[number].parameters}
+            FlatParameters(session.shared.variables).assign(session.weights, stepped)
+            session.statistics.assign(session.means)
         self._raise_if_broken()
         if session.stopped:
             self._take_final()
