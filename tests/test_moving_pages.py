@@ -17,7 +17,6 @@ MOVING = ROOT / "docs" / "guide/moving.md"
 #: Heading of the section with a diff -> imports of the script before the change.
 FROM = {
     "From your script to a cluster": "keras",
-    "From torch's DDP": "torch.nn.parallel",
     "From Horovod": "horovod.tensorflow.keras",
     "From tf.distribute": "tensorflow",
     "From Flower": "flwr",

@@ -43,7 +43,7 @@ _Arrays = Mapping[str, Float32]
 
 
 @dataclasses.dataclass(frozen=True)
-class _Part:
+class _SteppedSlice:
     """A variable slice of a shard: its range in the flat weights, its parameter and its group."""
 
     start: int
@@ -108,7 +108,7 @@ class TorchUpdate(ServerUpdate):
             "steps": np.array([self.groups.steps[n] for n in parameters], np.int64),
             **{role: np.zeros(len(theta), np.float32) for role in self.groups.roles},
             "parts": [
-                _Part(offsets[n], offsets[n + 1], parameter, group_of[parameter])
+                _SteppedSlice(offsets[n], offsets[n + 1], parameter, group_of[parameter])
                 for n, parameter in enumerate(parameters)
             ],
             "tensors": known.tensors,

@@ -4,17 +4,28 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 
 from thinwire.ops.types import ConfigurationError
 
-if TYPE_CHECKING:
-    from thinwire.script.torch.session import TorchSession
-
 #: Function that computes a loss and its gradients, as torch's `step` accepts it.
 Closure = Callable[[], Any]
+
+
+class OptimizerSession(Protocol):
+    """What a distributed optimizer needs of its session; implemented by `TorchSession`."""
+
+    @property
+    def is_server_stepping(self) -> bool:
+        """True after the first step if the PS takes the steps of the optimizers."""
+
+    def step(self, optimizer: Any, closure: Closure | None) -> Any:
+        """Do a step of an optimizer with the other workers; return the closure's loss, if any."""
+
+    def load_slots(self) -> None:
+        """Load the PS's state of the optimizers into the script's optimizers."""
 
 
 class DistributedStep:
@@ -28,7 +39,7 @@ class DistributedStep:
         thinwire: This worker's session with the servers.
     """
 
-    thinwire: TorchSession
+    thinwire: OptimizerSession
     # With this attribute, a GradScaler calls `step` also for gradients with infinity, and passes
     # what it found as the attributes `found_inf` and `grad_scale`. So a skipped step takes part.
     _step_supports_amp_scaling = True
@@ -84,7 +95,7 @@ class SteppedOptimizer:
     modules: tuple[Any, ...]
 
     @staticmethod
-    def of(optimizer: Any, modules: list[Any], session: TorchSession) -> SteppedOptimizer:
+    def of(optimizer: Any, modules: list[Any], session: OptimizerSession) -> SteppedOptimizer:
         """Let an optimizer's methods go through a session; return what it was before."""
         kind = type(optimizer)
         # a scheduler that was made before has replaced `step` in the object
