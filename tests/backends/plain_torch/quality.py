@@ -1,7 +1,7 @@
 """Accuracies of a torch CNN in runs and alone: `python -m tests.backends.plain_torch.quality`.
 
 The network is that of torch's MNIST example with a quarter of its filters. The data are the sample
-of Fashion-MNIST, which two workers divide. Each line of the result is a run: method, optimizer, seed, accuracy.
+of Fashion-MNIST, which two workers divide. Each line of the result is a run.
 """
 
 import argparse
