@@ -10,6 +10,7 @@ import torch
 from thinwire.ops.methods.method import Method
 from thinwire.ops.optimizers.torch_groups import LARGEST_NUMBER, RULES, TorchGroups, is_legal
 from thinwire.ops.types import ConfigurationError
+from thinwire.script.torch.optimizers import SteppedOptimizer
 
 #: Ways out for an optimizer that the parameter server cannot step.
 _WAYS_OUT = (
@@ -109,29 +110,27 @@ def check_numbers(groups: TorchGroups, settings: Sequence[float]) -> None:
             )
 
 
-def momentum_for(optimizers: Sequence[tuple[Any, type]], method: Method) -> float:
+def momentum_for(steps: Sequence[SteppedOptimizer], method: Method) -> float:
     """Return SGD's momentum if the training method applies it on the workers, else 0.
 
     Args:
-        optimizers: All optimizers of the script, with their classes.
+        steps: All optimizers of the script.
         method: Training method of the run.
 
     Raises:
         ConfigurationError: The groups of SGD have different momenta.
     """
-    if not method.takes_momentum or len(optimizers) > 1:
+    is_sgd = len(steps) == 1 and steps[0].kind is torch.optim.SGD
+    if not (is_sgd and method.takes_momentum):
         return 0.0
-    optimizer, kind = optimizers[0]
-    if kind is not torch.optim.SGD:
-        return 0.0
-    momenta = {float(group["momentum"]) for group in optimizer.param_groups}
+    groups = steps[0].optimizer.param_groups
+    momenta = {float(group["momentum"]) for group in groups}
     if len(momenta) > 1:
         raise ConfigurationError(
             f"SGD's parameter groups have the momenta {sorted(momenta)}, but with this method the "
             "workers' codecs apply one momentum to all weights; expected equal momenta."
         )
-    has_nesterov = any(group["nesterov"] for group in optimizer.param_groups)
-    return 0.0 if has_nesterov else momenta.pop()
+    return 0.0 if any(group["nesterov"] for group in groups) else momenta.pop()
 
 
 def _num_steps(state: dict[str, Any]) -> int:

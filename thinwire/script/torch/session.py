@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
-import dataclasses
-import json
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
-import torch
 from absl import logging
 
 from thinwire.ops.methods.validation import refuse_local_epochs
-from thinwire.ops.offer import Offer, OptimizerOffer
-from thinwire.ops.optimizers.torch_groups import TorchGroups
-from thinwire.ops.push_head import PushHead
 from thinwire.ops.types import ConfigurationError, State
 from thinwire.proto import thinwire_pb2 as pb
 from thinwire.proto.barriers import Point
@@ -25,50 +18,24 @@ from thinwire.proto.grpc.session import RequestRejected
 from thinwire.runtime.run.settings import END_REASONS, RETURNED_EARLY, SCRIPT_FAILED
 from thinwire.script import interrupts
 from thinwire.script.central_state import CentralState
-from thinwire.script.data.place import BatchParts, WorkerPlace
+from thinwire.script.data.place import WorkerPlace
 from thinwire.script.fit_barriers import FitBarriers
 from thinwire.script.kept_state import KeptState
 from thinwire.script.member import Action, Event, MemberAction, ScriptMember, Standing, Wait
-from thinwire.script.own_changes import (
-    assigned_by_script,
-    changed_by_script,
-    is_like,
-    takes_changes,
-)
 from thinwire.script.session import LeavesOnExit, Session
 from thinwire.script.settings import ScriptSettings
 from thinwire.script.steps import EpochTraffic, RunOver, StepInfo
 from thinwire.script.torch.data import part_of
-from thinwire.script.torch.groups import (
-    check_for_server,
-    check_numbers,
-    groups_of_optimizer,
-    momentum_for,
-    numbers_now,
-)
-from thinwire.script.torch.modules import (
-    FlatParameters,
-    SharedModule,
-    check_members,
-    gradients_of,
-    moving_buffers,
-    named_parameters,
-)
+from thinwire.script.torch.exchange import TorchExchange, evaluated
+from thinwire.script.torch.groups import check_for_server, momentum_for
+from thinwire.script.torch.modules import FlatParameters, check_members
 from thinwire.script.torch.optimizers import Closure, SteppedOptimizer
-from thinwire.script.torch.states import TorchState, slots_of
+from thinwire.script.torch.phase import TorchPhase, trained_by
+from thinwire.script.torch.states import slots_of
 from thinwire.worker.client.control import RunHalted
-from thinwire.worker.core.messages import ScriptFigures
-from thinwire.worker.core.worker_round import MiniBatch
 from thinwire.worker.held_files import lift_hold
 from thinwire.worker.program import program_here
 from thinwire.worker.script import RECORD, LeftBehind
-
-if TYPE_CHECKING:
-    from thinwire.ops.types import Float32
-
-#: Number of local steps after which the weights are exchanged even if an optimizer of the script
-#: has not stepped: a loop may call one of its optimizers rarely.
-_MOST_PENDING = 8
 
 
 class TorchSession(LeavesOnExit):
@@ -79,8 +46,8 @@ class TorchSession(LeavesOnExit):
 
     Attributes:
         settings: Settings of the script; None if the script trains outside of a run.
-        last: Result of the newest exchange with the servers; None before the first step.
-        traffic: Sums of the bytes and the staleness of all exchanges.
+        calls: Maps the Python id of an optimizer to the arguments of the call of
+            `thinwire.distribute`.
     """
 
     def __init__(
@@ -93,27 +60,20 @@ class TorchSession(LeavesOnExit):
             num_train: Number of rows of the whole training set; None if unknown.
         """
         self.settings, self._num_train = settings, num_train
-        self.last: StepInfo | None = None
-        self.traffic = EpochTraffic()
         self.calls: dict[int, Any] = {}
         self._steps: list[SteppedOptimizer] = []
         self._state = ScriptMember(is_offered=True)
         self._session: Session | None = None
-        self._coming: Session | None = None
+        self._phase: TorchPhase | None = None
+        # phase and session that take the place of the present ones
+        self._coming: tuple[TorchPhase, Session] | None = None
         self._barriers: FitBarriers | None = None
         self._kept = None if settings is None else KeptState.of(settings)
-        self._groups: list[TorchGroups] = []
-        # positions of each optimizer's parameters among the shared ones
-        self._own_numbers: list[list[int]] = []
-        # ids of the parameters that the present phase trains, group by group
-        self._trained: list[tuple[int, ...]] = []
         # parameters that phases trained which a restarted script has skipped, by id
         self._passed_over: dict[int, Any] = {}
-        self._cycle: list[int] = []
-        self._num_pending = self._num_steps = 0
         self._has_reported_end = False
         self._lock = threading.Lock()
-        self._parts: BatchParts | None = None
+        self._exchange = None if settings is None else TorchExchange(settings, self._lock)
         self._actions: dict[MemberAction, Callable[[], Event | None]] = {
             MemberAction.FIND_STEP: self._find_step,
             MemberAction.TAKE_SESSION: self._take_session,
@@ -128,6 +88,16 @@ class TorchSession(LeavesOnExit):
     def active(self) -> bool:
         """True if the optimizers train in a run; False outside of a run."""
         return self.settings is not None
+
+    @property
+    def last(self) -> StepInfo | None:
+        """Result of the newest exchange with the servers; None before the first step."""
+        return None if self._exchange is None else self._exchange.last
+
+    @property
+    def traffic(self) -> EpochTraffic:
+        """Sums of the bytes and the staleness of all exchanges."""
+        return EpochTraffic() if self._exchange is None else self._exchange.traffic
 
     @property
     def stopped(self) -> bool:
@@ -216,13 +186,17 @@ class TorchSession(LeavesOnExit):
         number = next(n for n, known in enumerate(self._steps) if known.optimizer is optimizer)
         is_valid = self._begin() or closure is not None
         self._raise_if_broken()
-        if self.stopped or self._state.is_behind:
-            if self.stopped:
-                self._report_end()
-            return None if closure is None else _evaluated(closure)
-        if self._joined.takes_weights:
-            return self._step_here(number, closure, is_valid)
-        return self._push_gradients(number, closure, is_valid)
+        if self.stopped or self._state.is_behind or self._exchange is None:
+            self._report_end()
+            return None if closure is None else evaluated(closure)
+        session, phase = self._joined, self._known_phase
+        loss = self._exchange.step(session, phase, number, closure, is_valid)
+        self._raise_if_broken()
+        if session.stopped:
+            self._take_final()
+        if self._kept is not None and self._kept.is_due(session):
+            self._kept.save(session, phase.states)
+        return loss
 
     def load_slots(self) -> None:
         """Load the PS's state of the optimizers into the script's optimizers."""
@@ -238,8 +212,8 @@ class TorchSession(LeavesOnExit):
         session = self._joined
         state, offer = self._fetch(None), session.offer
         if state is not None and offer is not None:
-            optimizers = [step.optimizer for step in self._steps]
-            state.fill_slots(offer, optimizers, session.shared.variables, slots_of)
+            optimizers, variables = self._known_phase.optimizers, session.shared.variables
+            state.fill_slots(offer, optimizers, variables, slots_of)
 
     def _take_final(self) -> None:
         """Load the final weights of a run that has ended."""
@@ -258,151 +232,6 @@ class TorchSession(LeavesOnExit):
             logging.warning("cannot fetch the state of the PS; the script keeps its own: %s", error)
             return None
 
-    # -- a step -----------------------------------------------------------------------------------
-
-    def _push_gradients(self, number: int, closure: Closure | None, is_valid: bool) -> Any:
-        """Push the gradients of a step; the PS takes the step."""
-        session, step, groups = self._joined, self._steps[number], self._groups[number]
-        loss = None if closure is None else _evaluated(closure)
-        is_skipped = step.unscale() or not is_valid
-        change = changed_by_script(session, session.variables.read(), "the module")
-        variables = session.shared.variables
-        gradient, without, touched = gradients_of(variables)
-        own = self._own_numbers[number]
-        absent = own if is_skipped else sorted(set(own) & set(without))
-        if is_skipped:
-            gradient[:] = 0
-        elif len(self._steps) > 1:  # the gradients of other optimizers' parameters wait
-            gradient = self._only(own, gradient)
-        settings = numbers_now(step.optimizer, groups.kind)
-        check_numbers(groups, settings)
-        positions = {variable: position for position, variable in enumerate(own)}
-        head = self._head(
-            number,
-            optimizer=number,
-            settings=settings,
-            without_gradient=tuple(positions[variable] for variable in absent),
-        )
-        own_rows = {variable: rows for variable, rows in touched.items() if variable in positions}
-        self._send(number, gradient, is_skipped, loss, ScriptFigures(head, own_rows, change))
-        return loss
-
-    def _step_here(self, number: int, closure: Closure | None, is_valid: bool) -> Any:
-        """Step on this worker, then exchange weights with the servers."""
-        session, step, loss = self._joined, self._steps[number], None
-        change = self._own_change(session)
-        is_skipped = step.unscale() or not is_valid
-        if not is_skipped:
-            self._pull_to_base(step)
-            with self._without_momentum(step):
-                loss = step.step_alone(closure)
-        if self._is_due(number):
-            values = session.variables.read()
-            figures = ScriptFigures(self._head(number), change=change)
-            self._send(number, values, is_skipped, loss, figures)
-        return loss
-
-    def _send(
-        self, number: int, values: Float32, is_skipped: bool, loss: Any, figures: ScriptFigures
-    ) -> None:
-        """Exchange the values of a step, and load the new weights into the modules."""
-        session = self._joined
-        mean_loss = None
-        if loss is not None and not is_skipped:
-            mean_loss = float(loss.detach() if isinstance(loss, torch.Tensor) else loss)
-        samples = 0 if is_skipped else 1
-        statistics = session.statistics.read()
-        batch = MiniBatch(values, samples, mean_loss, statistics, figures=figures)
-        with self._lock:
-            try:
-                self.last = session.part.step(batch)
-            except RunOver:
-                pass
-            else:
-                self.traffic.add(self.last)
-            stepped = {id(parameter) for parameter in self._steps[number].parameters}
-            FlatParameters(session.shared.variables).assign(session.weights, stepped)
-            session.statistics.assign(session.means)
-        self._raise_if_broken()
-        if session.stopped:
-            self._take_final()
-        if self._kept is not None and self._kept.is_due(session):
-            self._kept.save(session, self._kept_states)
-
-    def _head(self, number: int, **more: Any) -> PushHead:
-        """Return the numbers of a step's push."""
-        repeats = number != 0
-        if not repeats:
-            self._num_steps += 1
-        if self._parts is None:
-            self._parts = BatchParts.alike(WorkerPlace.of(self._own.run, 1).in_loop())
-        parts = self._parts.of_step(max(0, self._num_steps - 1))
-        return PushHead(repeats_batch=repeats, batch_parts=parts, **more)
-
-    def _own_change(self, session: Session) -> Float32 | None:
-        """Return by how much the script itself has changed weights since the newest exchange.
-
-        In a round of local steps, the script's changes are part of the round's change of weights.
-        """
-        run = self._own.run
-        if run.method.takes_local_steps or self._num_pending or not takes_changes(run):
-            return None
-        held, known = session.variables.read(), session.part.sent_weights
-        return assigned_by_script(session, None if is_like(held, known) else held - known)
-
-    def _pull_to_base(self, step: SteppedOptimizer) -> None:
-        """Add mu (w - b), the gradient of FedProx's mu / 2 |w - b|^2, to gradients.
-
-        In the formula, w are a parameter's weights, and b its weights at the start of the round.
-        """
-        session = self._joined
-        mu = self._own.run.method.local.prox_mu
-        if mu:
-            own = {id(parameter) for parameter in step.parameters}
-            for parameter, base in session.variables.parts(session.part.core.base.copy()):
-                if parameter.grad is not None and id(parameter) in own:
-                    parameter.grad.add_(parameter.detach() - base, alpha=mu)
-
-    @contextlib.contextmanager
-    def _without_momentum(self, step: SteppedOptimizer) -> Iterator[None]:
-        """Set SGD's momentum to 0 in the `with` block if the training method applies it."""
-        optimizers = [(known.optimizer, known.kind) for known in self._steps]
-        if not momentum_for(optimizers, self._own.run.method):
-            yield
-            return
-        groups = step.optimizer.param_groups
-        momenta = [group["momentum"] for group in groups]
-        for group in groups:
-            group["momentum"] = 0.0
-        try:
-            yield
-        finally:
-            for group, momentum in zip(groups, momenta, strict=True):
-                group["momentum"] = momentum
-
-    def _is_due(self, number: int) -> bool:
-        """Return True if an exchange follows a step on this worker.
-
-        Weights are exchanged once per iteration of the loop: after the step of the optimizer that
-        was the last one to take its first step.
-        """
-        if number not in self._cycle:
-            self._cycle.append(number)
-        self._num_pending += 1
-        is_whole = len(self._cycle) == len(self._steps)
-        is_due = (is_whole and number == self._cycle[-1]) or self._num_pending >= _MOST_PENDING
-        if is_due:
-            self._num_pending = 0
-        return is_due
-
-    def _only(self, numbers: list[int], gradient: Float32) -> Float32:
-        """Return a gradient [num_parameters] with zeros for all but some parameters."""
-        offsets, kept = self._joined.shared.spec.offsets, np.zeros_like(gradient)
-        for number in numbers:
-            part = slice(offsets[number], offsets[number + 1])
-            kept[part] = gradient[part]
-        return kept
-
     # -- the first step ---------------------------------------------------------------------------
 
     def _begin(self) -> bool:
@@ -412,18 +241,20 @@ class TorchSession(LeavesOnExit):
             True if that has not changed the weights, so that gradients are still valid.
         """
         if not self._state.begins_with_step:
-            return self.stopped or self._trained == self._trained_now or self._begin_phase()
+            is_same = self.stopped or self._known_phase.trained == trained_by(self._steps)
+            return is_same or self._begin_phase()
         refuse_local_epochs(self._own.run.method, "a loop of the script's own")
         if not self._own.run.model_is_offered:
             raise ConfigurationError(
                 "flags define the model of this parameter server, which trains no torch modules; "
                 "expected a script that `thinwire run` starts, or a PS with --model_from=worker."
             )
-        self._coming = session = self._new_session()
-        before = session.variables.read()
+        self._find_step()
+        view = FlatParameters([p for step in self._steps for p in step.parameters])
+        before = view.read()
         self._receive(Event.LOOP_BEGINS)
         self._receive(Event.STEP_FOUND)
-        return np.array_equal(before, session.weights)
+        return np.array_equal(before, view.read())
 
     def _begin_phase(self) -> bool:
         """Begin a phase of the run with other parameters; return True if no weight has changed.
@@ -445,116 +276,33 @@ class TorchSession(LeavesOnExit):
             self._wait(Wait(Point.BEGIN_JOINED))
         return np.array_equal(before, view.read())
 
-    @property
-    def _trained_now(self) -> list[tuple[int, ...]]:
-        """Ids of the parameters that the optimizers train, group by group."""
-        return [
-            tuple(id(p) for p in group["params"] if p.requires_grad)
-            for step in self._steps
-            for group in step.optimizer.param_groups
-        ]
-
-    def _new_session(self) -> Session:
-        """Return the session that offers the modules and optimizers to the servers."""
-        self._trained = self._trained_now
-        method, named = self._own.run.method, self._named()
-        modules = [module for step in self._steps for module in step.modules]
-        shared = SharedModule(named, moving_buffers(modules))
-        offer = Offer(
-            shared.spec,
-            num_examples=self._num_train or 0,
-            script_optimizer="+".join(step.kind.__name__ for step in self._steps),
-        )
-        optimizers = [step.optimizer for step in self._steps]
-        if not method.steps_on_workers:
-            self._groups = [
-                groups_of_optimizer(
-                    step.optimizer, step.kind, [shared.variables[n] for n in self._own_numbers[at]]
-                )
-                for at, step in enumerate(self._steps)
-            ]
-            offer = self._with_optimizers(offer, shared)
+    def _new_session(self, phase: TorchPhase) -> Session:
+        """Return the session that offers a phase's parameters and optimizers to the servers."""
+        method, kept = self._own.run.method, self._kept
         if not RECORD.program:
-            RECORD.program = program_here(self._description(offer)).rows()
+            RECORD.program = program_here(phase.texts()).rows()
         logging.info(
             "a torch loop trains %d parameters; it must divide its data among the workers, by "
             "thinwire.worker_id() and thinwire.num_workers(), or by optimizer.thinwire.shard(...)",
-            len(shared.variables),
+            len(phase.shared.variables),
         )
-        kept = self._kept
 
         def restore(session: Session, last_step: int) -> State | None:
             """Load the optimizer state that an earlier process of this worker saved."""
-            return None if kept is None else kept.restore(session, self._kept_states, last_step)
+            return None if kept is None else kept.restore(session, phase.states, last_step)
 
         return Session(
             self._own,
-            shared,
+            phase.shared,
             self._num_train,
-            momentum_for([(step.optimizer, step.kind) for step in self._steps], method),
-            offer,
-            () if method.steps_on_workers else optimizers,
+            momentum_for(phase.steps, method),
+            phase.offer(self._num_train or 0),
+            () if method.steps_on_workers else phase.optimizers,
             self._session,
             0 if self._barriers is None else self._barriers.phase,
             restore,
             slots_of=slots_of,
         )
-
-    def _named(self) -> list[tuple[str, Any]]:
-        """Return the parameters that the optimizers train, optimizer by optimizer, with names."""
-        modules: dict[int, Any] = {}
-        for step in self._steps:
-            check_members(step.optimizer, step.modules)
-            modules |= {id(module): module for module in step.modules}
-        names = named_parameters(list(modules.values()))
-        found: dict[int, tuple[str, Any]] = {}
-        self._own_numbers = []
-        for step in self._steps:
-            trained = [p for p in step.parameters if p.requires_grad]
-            for parameter in trained:
-                if id(parameter) in found and not self._own.run.method.steps_on_workers:
-                    raise ConfigurationError(
-                        f"two optimizers train the parameter {names[id(parameter)][0]}, but a PS "
-                        "updates a parameter with one; expected parameters of their own. Or take a "
-                        "method whose workers step themselves: --method=dgs or --method=diloco."
-                    )
-                found.setdefault(id(parameter), names[id(parameter)])
-            order = {number: position for position, number in enumerate(found)}
-            self._own_numbers.append([order[id(parameter)] for parameter in trained])
-        return list(found.values())
-
-    def _with_optimizers(self, offer: Offer, shared: SharedModule) -> Offer:
-        """Return an offer with the descriptions of all optimizers, for a PS that steps."""
-        paths = [tensor.path for tensor in shared.spec.tensors]
-        described = tuple(
-            OptimizerOffer(
-                groups.described(),
-                iterations=max(groups.steps),
-                paths=tuple(paths[number] for number in numbers),
-                has_slots=any(groups.steps),
-            )
-            for groups, numbers in zip(self._groups, self._own_numbers, strict=True)
-        )
-        return dataclasses.replace(offer, optimizers=described)
-
-    def _description(self, offer: Offer) -> dict[str, str]:
-        """Return texts that describe the optimizers and the modules, for a resumed run."""
-        texts = []
-        for step in self._steps:
-            settings = [
-                {name: value for name, value in group.items() if name not in ("params", "lr")}
-                for group in step.optimizer.param_groups
-            ]
-            texts.append(f"{step.kind.__name__} {json.dumps(settings, default=str)}")
-        return {
-            "optimizer": " + ".join(texts),
-            "model": f"{len(offer.spec.tensors)} parameters with "
-            f"{offer.spec.num_parameters:,} values",
-        }
-
-    @property
-    def _kept_states(self) -> list[TorchState]:
-        return [TorchState(step.optimizer, step.kind.__name__) for step in self._steps]
 
     # -- actions of the state machine -------------------------------------------------------------
 
@@ -595,22 +343,24 @@ class TorchSession(LeavesOnExit):
                 self._joined.assign()
             if self.is_server_stepping:
                 self._fetch_slots()
-        self._coming = self._new_session()
+        phase = TorchPhase.of(self._steps, self._own.run.method)
+        self._coming = phase, self._new_session(phase)
 
     def _take_session(self) -> None:
-        before = self._session
-        if before is not None:
-            before.close("done")
         if self._coming is None:
             raise RuntimeError("there is no session for the next phase")
-        if before is not None and before.stopped:
-            self._coming.end_as(before)
+        before, (phase, session) = self._session, self._coming
+        if before is not None:
+            before.close("done")
+            if before.stopped:
+                session.end_as(before)
         with self._lock:
-            self._session, self._coming = self._coming, None
+            self._phase, self._session, self._coming = phase, session, None
 
     def _join(self) -> Event:
         """Join the run; a script that was restarted may be in an earlier phase than the run."""
-        if self._trained != self._trained_now:  # the other scripts have begun this phase before
+        if self._known_phase.trained != trained_by(self._steps):
+            # the other scripts have begun this phase before
             self._find_step()
             self._take_session()
         session = self._joined
@@ -682,7 +432,7 @@ class TorchSession(LeavesOnExit):
             with self._lock:
                 session.part.flush()
             if self._kept is not None:
-                self._kept.save(session, self._kept_states, at_end=True)
+                self._kept.save(session, self._known_phase.states, at_end=True)
         self.close("error" if failed else "done")
 
     # -- small parts ------------------------------------------------------------------------------
@@ -698,6 +448,12 @@ class TorchSession(LeavesOnExit):
         if self._session is None:
             raise RuntimeError("the script has not joined a run of Thinwire yet")
         return self._session
+
+    @property
+    def _known_phase(self) -> TorchPhase:
+        if self._phase is None:
+            raise RuntimeError("the script has not joined a run of Thinwire yet")
+        return self._phase
 
     @property
     def _is_joined(self) -> bool:
@@ -720,16 +476,10 @@ class TorchSession(LeavesOnExit):
 
     def _report_end(self) -> None:
         """Log once that the run has ended, so that later steps of the loop have no effect."""
-        if not self._has_reported_end:
+        if self.stopped and not self._has_reported_end:
             self._has_reported_end = True
             logging.warning(
                 "the run has ended (%s): further steps change nothing; a training loop can check "
                 "optimizer.thinwire.stopped",
                 self.stop_reason or "interrupted",
             )
-
-
-def _evaluated(closure: Closure) -> Any:
-    """Return the loss of a closure, which also computes the gradients."""
-    with torch.enable_grad():
-        return closure()

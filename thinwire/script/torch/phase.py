@@ -1,0 +1,146 @@
+"""The parameters and optimizers that a run trains, until the script changes which ones train."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from thinwire.ops.methods.method import Method
+from thinwire.ops.offer import Offer, OptimizerOffer
+from thinwire.ops.optimizers.torch_groups import TorchGroups
+from thinwire.ops.types import ConfigurationError
+from thinwire.script.torch.groups import groups_of_optimizer
+from thinwire.script.torch.modules import (
+    FlatParameters,
+    SharedModule,
+    check_members,
+    moving_buffers,
+    named_parameters,
+)
+from thinwire.script.torch.optimizers import SteppedOptimizer
+from thinwire.script.torch.states import TorchState
+
+#: Ids of the parameters that optimizers train, group by group.
+Trained = Sequence[tuple[int, ...]]
+
+
+@dataclasses.dataclass(frozen=True)
+class TorchPhase:
+    """The parameters and optimizers that a run trains at present.
+
+    Attributes:
+        steps: The script's optimizers, in the order of the offer (the description for the PS).
+        shared: Parameters and moving statistics that the workers share.
+        own: For each optimizer, the numbers of its parameters among the shared ones, ascending
+            unless two optimizers train one parameter.
+        groups: Descriptions of the optimizers for a PS that steps; empty if workers step.
+        trained: What the optimizers trained when the phase began.
+    """
+
+    steps: tuple[SteppedOptimizer, ...]
+    shared: SharedModule
+    own: tuple[tuple[int, ...], ...]
+    groups: tuple[TorchGroups, ...]
+    trained: Trained
+
+    @staticmethod
+    def of(steps: Sequence[SteppedOptimizer], method: Method) -> TorchPhase:
+        """Return a phase with the parameters that the optimizers train now.
+
+        Raises:
+            ConfigurationError: The run cannot train the parameters.
+        """
+        names = _names(steps)
+        named: dict[int, tuple[str, Any]] = {}
+        own = []
+        for step in steps:
+            parameters = [p for p in step.parameters if p.requires_grad]
+            for parameter in parameters:
+                if id(parameter) in named and not method.steps_on_workers:
+                    raise ConfigurationError(
+                        f"two optimizers train the parameter {names[id(parameter)][0]}, but a PS "
+                        "updates a parameter with one; expected parameters of their own. Or take a "
+                        "method whose workers step themselves: --method=dgs or --method=diloco."
+                    )
+                named.setdefault(id(parameter), names[id(parameter)])
+            order = {number: position for position, number in enumerate(named)}
+            own.append(tuple(order[id(parameter)] for parameter in parameters))
+        modules = [module for step in steps for module in step.modules]
+        shared = SharedModule(list(named.values()), moving_buffers(modules))
+        groups = tuple(
+            groups_of_optimizer(step.optimizer, step.kind, [shared.variables[n] for n in numbers])
+            for step, numbers in zip(steps, own, strict=True)
+            if not method.steps_on_workers
+        )
+        return TorchPhase(tuple(steps), shared, tuple(own), groups, trained_by(steps))
+
+    @property
+    def optimizers(self) -> list[Any]:
+        """The script's optimizers."""
+        return [step.optimizer for step in self.steps]
+
+    @property
+    def view(self) -> FlatParameters:
+        """The shared parameters as one vector."""
+        return FlatParameters(self.shared.variables)
+
+    @property
+    def states(self) -> list[TorchState]:
+        """The states of the optimizers, for checkpoints of the worker."""
+        return [TorchState(step.optimizer, step.kind.__name__) for step in self.steps]
+
+    def offer(self, num_examples: int) -> Offer:
+        """Return the description for the servers.
+
+        Args:
+            num_examples: Number of examples of the whole training set; 0 if unknown.
+        """
+        paths = [tensor.path for tensor in self.shared.spec.tensors]
+        described = tuple(
+            OptimizerOffer(
+                groups.described(),
+                iterations=max(groups.steps),
+                paths=tuple(paths[number] for number in numbers),
+                has_slots=any(groups.steps),
+            )
+            for groups, numbers in zip(self.groups, self.own, strict=False)
+        )
+        return Offer(
+            self.shared.spec,
+            optimizers=described,
+            num_examples=num_examples,
+            script_optimizer="+".join(step.kind.__name__ for step in self.steps),
+        )
+
+    def texts(self) -> dict[str, str]:
+        """Return texts that describe the optimizers and the parameters, for a resumed run."""
+        optimizers = []
+        for step in self.steps:
+            settings = [
+                {name: value for name, value in group.items() if name not in ("params", "lr")}
+                for group in step.optimizer.param_groups
+            ]
+            optimizers.append(f"{step.kind.__name__} {json.dumps(settings, default=str)}")
+        spec = self.shared.spec
+        size = f"{len(spec.tensors)} parameters with {spec.num_parameters:,} values"
+        return {"optimizer": " + ".join(optimizers), "model": size}
+
+
+def trained_by(steps: Sequence[SteppedOptimizer]) -> Trained:
+    """Return which parameters the optimizers train now."""
+    return [
+        tuple(id(p) for p in group["params"] if p.requires_grad)
+        for step in steps
+        for group in step.optimizer.param_groups
+    ]
+
+
+def _names(steps: Sequence[SteppedOptimizer]) -> dict[int, tuple[str, Any]]:
+    """Return id -> (name, parameter) of the parameters of all optimizers' modules."""
+    modules: dict[int, Any] = {}
+    for step in steps:
+        check_members(step.optimizer, step.modules)
+        modules |= {id(module): module for module in step.modules}
+    return named_parameters(list(modules.values()))
