@@ -3,8 +3,8 @@
     python -m bench.machine.gpu_runs --out FOLDER
 
 PS and two workers share the machine and its GPU. For each framework the program trains a
-convolutional network alone and with each method, and writes steps per second, accuracy and the
-bytes that an exchange sends as Markdown and JSON. It needs the framework, Keras and thinwire, but no
+convolutional network alone and with each method. It writes steps per second, accuracy and the bytes
+that an exchange sends, as Markdown and JSON. It needs the framework, Keras and thinwire, but no
 TensorFlow. Runs that do not begin within ``--seconds`` are left out.
 """
 
