@@ -60,12 +60,6 @@ _PUBLIC = {
     "script.server": ("ServerHandle", "Snapshot", "init_server"),
     "script.steps": ("RunOver", "StepInfo"),
 }
-#: Keras backend -> extras of this package that install it, for an error message.
-_EXTRAS = {
-    "tensorflow": "'thinwire[cpu]', or 'thinwire[gpu]' for NVIDIA GPUs",
-    "jax": "'thinwire[jax]'",
-    "torch": "'thinwire[torch]'",
-}
 _MODULES = {name: f"thinwire.{module}" for module, names in _PUBLIC.items() for name in names}
 
 
@@ -75,12 +69,7 @@ def __getattr__(name: str) -> Any:
     try:
         module = importlib.import_module(_MODULES[name])
     except ModuleNotFoundError as error:
-        if error.name not in _EXTRAS:
-            raise
-        raise ModuleNotFoundError(
-            f"{error.name} is not installed, which is the Keras backend of this process: pip "
-            f"install {_EXTRAS[error.name]}. Without KERAS_BACKEND in the environment, Keras takes "
-            "tensorflow; KERAS_BACKEND=jax or torch chooses another installed backend.",
-            name=error.name,
-        ) from error
+        from thinwire.runtime.extras import explained
+
+        raise explained(error) from error
     return module if name == "callbacks" else getattr(module, name)

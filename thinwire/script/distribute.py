@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+from thinwire.runtime.extras import explained
+
 
 def distribute(
     trained: Any,
@@ -54,6 +56,8 @@ def distribute(
 
         if is_torchs(trained):
             return distribute_optimizer(trained, model, args, num_train, settings)
-    from thinwire.script.keras.distribute import distribute_keras
-
+    try:
+        from thinwire.script.keras.distribute import distribute_keras
+    except ModuleNotFoundError as error:
+        raise explained(error) from error
     return distribute_keras(trained, args, model=model, num_train=num_train, **settings)

@@ -294,7 +294,7 @@ def test_a_role_without_tensorflow_names_the_extras(command, played_without_tens
 
 
 def test_a_script_without_tensorflow_is_pointed_to_the_extras(without_tensorflow):
-    done = run("-c", "from thinwire import distribute", **without_tensorflow)
+    done = run("-c", "import thinwire; thinwire.distribute(None)", **without_tensorflow)
     assert "thinwire[cpu]" in done.stderr.splitlines()[-1]
 
 
