@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from types import ModuleType
 from typing import Any
 
 from thinwire.ops.types import (
@@ -155,18 +154,24 @@ class Kernels:
     entries: Callable[[Float32, Float32, int, int], Float32]
 
     @classmethod
-    def of(cls, name: str, *modules: ModuleType) -> Kernels:
+    def of(cls, name: str, *owners: object) -> Kernels:
         """Return the kernels of an implementation: functions named as the fields of this class.
 
         Args:
             name: Name of the kernels' implementation.
-            modules: Modules with the functions. The first module that has a function counts.
+            owners: Modules with the functions, or objects with methods. The first one that has a
+                function counts.
         """
         fields = [field.name for field in dataclasses.fields(cls) if field.name != "name"]
         functions: dict[str, Any] = {}
-        for module in reversed(modules):
-            functions |= {field: vars(module)[field] for field in fields if field in vars(module)}
+        for owner in reversed(owners):
+            functions |= {field: getattr(owner, field) for field in fields if hasattr(owner, field)}
         return cls(name, **functions)
+
+    @property
+    def has_device(self) -> bool:
+        """True if arrays of these kernels may be in the memory of a device, such as a GPU."""
+        return self.name != "numpy"
 
     def apply(
         self, theta: Float32, indices: Int64 | None, values: Float32, rate: float | Float32
