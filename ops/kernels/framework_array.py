@@ -7,7 +7,7 @@ TensorFlow. This module imports no framework: `jax_ops` and `torch_ops` have the
 from __future__ import annotations
 
 import abc
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 
@@ -26,6 +26,7 @@ class FrameworkArray(abc.ABC):
 
     Attributes:
         value: [n] float32 tensor on the device, which is never overwritten.
+        kernels: Value of --kernels whose kernels compute with such arrays.
 
     Args:
         value: Tensor [n] float32, or a numpy array [n] to copy to the device.
@@ -37,6 +38,7 @@ class FrameworkArray(abc.ABC):
     # `__array_ufunc__ = None` makes numpy's operators call the operators of this class
     __array_ufunc__ = None
     dtype = np.dtype(np.float32)
+    kernels: ClassVar[str]
 
     def __init__(self, value: Any) -> None:
         self.value = self._placed(value) if isinstance(value, np.ndarray) else value

@@ -27,7 +27,7 @@ from thinwire.ops.kernels.on_device import KernelsOnDevice
 from thinwire.ops.types import Array, Bool, Float32, Int64, UInt8
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
-# An array of k selected entries has up to k / _STEPS unused places.
+# An array of k selected entries has up to k / 16 unused places, or up to 15 if k is small.
 _STEPS = 16
 _LARGEST_FLOAT16, _LARGEST_BFLOAT16_BITS = 65504.0, 0x7F7F0000
 _SIGN_BIT = -(2**31)
@@ -37,9 +37,9 @@ def capacity(count: int) -> int:
     """Return the length of arrays for `count` entries: one of 16 lengths per power of two.
 
     >>> capacity(0), capacity(17), capacity(1000), capacity(5762)
-    (0, 17, 1024, 5888)
+    (0, 32, 1024, 5888)
     """
-    step = max(1, 1 << max(0, count.bit_length() - _STEPS.bit_length()))
+    step = max(_STEPS, 1 << max(0, count.bit_length() - _STEPS.bit_length()))
     return -(-count // step) * step
 
 
@@ -243,6 +243,8 @@ class JaxArray(FrameworkArray):
         value: Tensor [n] float32, or a numpy array [n] to copy to the device.
         size: Number of entries, if the tensor is longer.
     """
+
+    kernels = "jax"
 
     def __init__(self, value: Any, size: int | None = None) -> None:
         super().__init__(value)

@@ -63,6 +63,8 @@ def _chunk_numbers(value: Any, edges: Any) -> Any:
 class TorchArray(FrameworkArray):
     """An array [n] float32 on torch's device; see `FrameworkArray`."""
 
+    kernels = "torch"
+
     def __init__(self, value: Any) -> None:
         # a gradient may be part of a graph, by which torch would record each operation
         super().__init__(value if isinstance(value, np.ndarray) else value.detach())

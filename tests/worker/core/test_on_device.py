@@ -112,7 +112,7 @@ def test_local_steps_survive_the_process():
 @pytest.mark.parametrize("parts", [[(0, [3, 5])], [(0, None), (10, [1])], [(90, [2, 2, 3])], []])
 def test_a_mirror_copies_what_has_changed(parts, monkeypatch):
     model = np.arange(100, dtype=np.float32)
-    mirror, moved = DeviceMirror(model), []
+    mirror, moved = DeviceMirror(model, DEVICE), []
     convert = tf.convert_to_tensor
 
     def converted(value, *given, **named):
@@ -132,7 +132,7 @@ def test_a_mirror_copies_what_has_changed(parts, monkeypatch):
 
 def test_a_mirror_of_which_much_has_changed_is_copied_whole():
     model = np.zeros(30, np.float32)
-    mirror = DeviceMirror(model)
+    mirror = DeviceMirror(model, DEVICE)
     mirror.note(0, 10, None)
     model[20] = 1.0  # a change without a note to the mirror
     mirror.catch_up()
