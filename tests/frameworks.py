@@ -36,10 +36,8 @@ def placing(kernels):
             kernels.joined([argument]) if is_float else argument
             for argument, is_float in zip(arguments, floats, strict=True)
         ]
-        if (
-            isinstance(arguments[-1], str) and arguments[-1] == "float32"
-        ):  # quantise returns the array itself
-            return function(*arguments)
+        if isinstance(arguments[-1], str) and arguments[-1] == "float32":
+            return function(*arguments)  # quantise returns the array itself
         found = function(*there)
         for argument, array, is_float in zip(arguments, there, floats, strict=True):
             if is_float:

@@ -111,9 +111,10 @@ class FrameworkArray(abc.ABC):
         return np.asarray(self.fetched(), dtype)
 
     def __getitem__(self, where: Any) -> Self:
-        """Return the entries in a slice, or at positions [k] int64."""
+        """Return the entries in a slice with step 1, or at positions [k] int64."""
         if isinstance(where, slice):
-            return type(self)(self.tensor[where])
+            start, stop, _ = where.indices(self.size)
+            return type(self)(self._part(start, max(start, stop)))
         return self._taken(np.asarray(where))
 
     def __setitem__(self, where: Any, values: Any) -> None:
@@ -132,6 +133,10 @@ class FrameworkArray(abc.ABC):
     def zeros(self) -> Self:
         """Return an array of zeros with as many entries as this array, on its device."""
         return self._like(self._filled(0.0))
+
+    def _part(self, start: int, stop: int) -> Any:
+        """Return the tensor of consecutive entries."""
+        return self.tensor[start:stop]
 
     def _like(self, value: Any) -> Self:
         """Return an array with as many entries as this one, given its tensor."""

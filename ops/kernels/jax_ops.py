@@ -5,8 +5,8 @@ argument and no shape, and the arrays of selected entries, which are a few more 
 step, have one of few lengths (`capacity`).
 
 On a processor, JAX flushes subnormal numbers to zero, so sums and products can differ from numpy's
-by less than the smallest normal number. Every copy between host and device is made by `to_device`
-or `to_host`, except single numbers that are operands.
+by less than the smallest normal number. Every copy between host and device, even of a single
+number, is made by `to_device` or `to_host`, so that the kernels run under JAX's transfer guards.
 """
 
 from __future__ import annotations
@@ -50,9 +50,14 @@ def to_device(array: Any, like: Any = None) -> Any:
     return jax.device_put(np.array(array), where)
 
 
+def _number(number: Any, like: Any) -> Any:
+    """Return an int as int32, or another number as float32, on the device of an array."""
+    return to_device(np.int32(number) if isinstance(number, int) else np.float32(number), like)
+
+
 def to_host(value: Any) -> np.ndarray:
     """Return a numpy array with a copy of a JAX array; the caller may overwrite it."""
-    return np.array(value)
+    return np.array(jax.device_get(value))
 
 
 def _double() -> Any:
@@ -132,6 +137,11 @@ def _entries_at(x: Any, mask: Any, length: int) -> Any:
 @compiled()
 def _cleared(x: Any, mask: Any) -> Any:
     return jnp.where(mask, jnp.float32(0), x)
+
+
+@compiled(2)
+def _sliced(x: Any, start: Any, size: int) -> Any:
+    return jax.lax.dynamic_slice(x, (start,), (size,))
 
 
 @compiled()
@@ -258,7 +268,7 @@ class JaxArray(FrameworkArray):
     @property
     def tensor(self) -> Any:
         """Tensor [n] with the entries of this array alone; `value` may be longer."""
-        return self.value if self._size is None else self.value[: self._size]
+        return self.value if self._size is None else self._part(0, self._size)
 
     @classmethod
     def _placed(cls, array: np.ndarray, like: Any = None) -> Any:
@@ -269,7 +279,8 @@ class JaxArray(FrameworkArray):
         """Return what JAX's operators take: a tensor as long as this one's, or a number."""
         if isinstance(other, JaxArray) and len(other.value) != len(self.value):
             return _lengthened(other.tensor, len(self.value))
-        return super().operand(other)
+        found = super().operand(other)
+        return _number(found, self.value) if isinstance(found, float) else found
 
     @classmethod
     def of_zeros(cls, size: int) -> Self:
@@ -283,6 +294,9 @@ class JaxArray(FrameworkArray):
     def any(self) -> bool:
         """Return True if the array has an entry that is not 0."""
         return bool(to_host(_has_entry(self.value)))
+
+    def _part(self, start: int, stop: int) -> Any:
+        return _sliced(self.value, _number(start, self.value), stop - start)
 
     def _like(self, value: Any) -> Self:
         return type(self)(value, self._size)
@@ -303,7 +317,7 @@ class JaxArray(FrameworkArray):
         return _scattered(self.value, positions, given)
 
     def _filled(self, values: Any) -> Any:
-        return jnp.broadcast_to(jnp.float32(self.operand(values)), self.value.shape)
+        return jnp.broadcast_to(self.operand(values), self.value.shape)
 
 
 class JaxKernels(KernelsOnDevice):
@@ -312,13 +326,13 @@ class JaxKernels(KernelsOnDevice):
     array = JaxArray
 
     def _largest_in(self, value: Any, k: int) -> Any:
-        return _largest_in(value, k)
+        return _largest_in(value, _number(k, value))
 
     def _largest_in_chunks(self, value: Any, k: int, chunk: int, last: int) -> Any:
-        return _largest_in_chunks(value, k, chunk, last)
+        return _largest_in_chunks(value, _number(k, value), chunk, _number(last, value))
 
     def _reaching(self, value: Any, threshold: float) -> Any:
-        return _reaching(value, np.float32(threshold))
+        return _reaching(value, _number(float(threshold), value))
 
     def _count_of(self, mask: Any) -> int:
         return int(to_host(_count(mask)))
@@ -348,7 +362,7 @@ class JaxKernels(KernelsOnDevice):
             return to_host(_to_bfloat16(value))
         if dtype == "float16":
             return to_host(_to_float16(value))
-        return to_host(_to_int8(value, np.float32(scale)))
+        return to_host(_to_int8(value, _number(scale, value)))
 
     def _chunk_sums(self, value: Any, edges: Int64) -> tuple[Array, Array, Array]:
         with _double():

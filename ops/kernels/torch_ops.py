@@ -1,7 +1,7 @@
 """The kernels on torch, for arrays on a GPU or in the memory of the host.
 
 Operations run eagerly, one by one, so products and sums are rounded as in numpy. Every copy between
-host and device is made by `to_device` or `to_host`, except single numbers that are operands.
+host and device is made by `to_device` or `to_host`. Single numbers are arguments of operations.
 """
 
 from __future__ import annotations
