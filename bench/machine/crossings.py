@@ -309,11 +309,11 @@ def exceeds(counts: Counts, reply: float, down: float, steps: int) -> bool:
     )
 
 
-def line(name: str, counts: Counts) -> str:
+def line(name: str, counts: Counts, has_graphs: bool = True) -> str:
+    inside = f", transfers in graphs {counts.inside}" if has_graphs else ""
     return (
         f"{name:12} {counts.sent:6} entries sent; to the host {counts.down:7} B, to the device "
-        f"{counts.up:7} B, gradient {4 * SPEC.num_parameters} B, transfers in graphs "
-        f"{counts.inside}\n"
+        f"{counts.up:7} B, gradient {4 * SPEC.num_parameters} B{inside}\n"
     )
 
 

@@ -253,10 +253,10 @@ def count_on(backend: str) -> int:
         for codec in CODECS:
             counts = exchange(codec, kernels, crossings)
             failed |= codec not in ON_HOST and exceeds(counts, 0.0, DOWN, 1)
-            sys.stdout.write(line(codec, counts))
+            sys.stdout.write(line(codec, counts, has_graphs=False))
         for method, case in WORKERS.items():
             counts = worker_round(method, kernels, crossings)
             over = exceeds(counts, case.reply, case.most_down, LOCAL_STEPS)
             failed |= method not in ON_HOST and over
-            sys.stdout.write(line(method, counts))
+            sys.stdout.write(line(method, counts, has_graphs=False))
     return 1 if failed else 0

@@ -344,6 +344,9 @@ class JaxKernels(KernelsOnDevice):
     def _cleared(self, value: Any, mask: Any) -> Any:
         return _cleared(value, mask)
 
+    def _flat(self, tensor: Any) -> Any:
+        return tensor.reshape(-1).astype(jnp.float32)
+
     def _concatenated(self, values: Sequence[Any]) -> Any:
         return jnp.concatenate(values)
 

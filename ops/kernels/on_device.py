@@ -72,6 +72,10 @@ class KernelsOnDevice(abc.ABC):
         """Return the tensor with 0 at the entries with a flag."""
 
     @abc.abstractmethod
+    def _flat(self, tensor: Any) -> Any:
+        """Return the framework's own tensor of any shape and dtype as a float32 tensor [n]."""
+
+    @abc.abstractmethod
     def _concatenated(self, values: Sequence[Any]) -> Any:
         """Return one tensor with the entries of all tensors."""
 
@@ -274,9 +278,16 @@ class KernelsOnDevice(abc.ABC):
         return cast("list[Float32]", [self.array.of_zeros(size) for size in sizes])
 
     def joined(self, arrays: Sequence[Any]) -> Float32:
-        """Return one array on the device with the entries of all arrays, in order."""
-        values = [(x if is_there(x) else self.array(np.asarray(x))).tensor for x in arrays]
-        return cast("Float32", self.array(self._concatenated(values)))
+        """Return one array on the device with the entries of all arrays, in order.
+
+        The arrays may be the framework's own tensors, for example gradients of any shape.
+        """
+        return cast("Float32", self.array(self._concatenated([self._tensor(x) for x in arrays])))
+
+    def _tensor(self, array: Any) -> Any:
+        if isinstance(array, np.ndarray):
+            array = self.array(array.reshape(-1))
+        return array.tensor if is_there(array) else self._flat(array)
 
     def first_not_finite(self, tensors: Sequence[Any]) -> int | None:
         """Return the index of the first tensor with NaN or infinity; None if there is none."""

@@ -134,6 +134,9 @@ class TorchKernels(KernelsOnDevice):
     def _cleared(self, value: Any, mask: Any) -> Any:
         return value.masked_fill(mask, 0)
 
+    def _flat(self, tensor: Any) -> Any:
+        return tensor.detach().reshape(-1).float()
+
     def _concatenated(self, values: Sequence[Any]) -> Any:
         return torch.cat(list(values))
 
