@@ -46,8 +46,11 @@ def capacity(count: int) -> int:
 def to_device(array: Any, like: Any = None) -> Any:
     """Return a JAX array with a copy of a numpy array, on the device of the JAX array `like`."""
     # On a processor, a JAX array can use the numpy array's memory, which the caller can overwrite.
-    where = jax.config.jax_default_device if like is None else like.sharding
-    return jax.device_put(np.array(array), where)
+    copied = np.array(array)
+    if like is not None:
+        return jax.device_put(copied, like.sharding)
+    where = jax.config.jax_default_device  # a device, the name of a platform, or None
+    return jax.device_put(copied, jax.devices(where)[0] if isinstance(where, str) else where)
 
 
 def _number(number: Any, like: Any) -> Any:
