@@ -77,7 +77,8 @@ backends: $(BACKENDS)/.complete ## Tests on Keras' backends JAX and PyTorch, wit
 	    "$(TORCH) within $(TORCH_SECONDS) s; the tests on JAX have passed"
 
 ON_BACKEND = PYTHONDONTWRITEBYTECODE= $(BACKENDS)/bin/python -m pytest -q -n $(TEST_PROCESSES) \
-  --dist loadfile --no-loadscope-reorder -m "not product and not engines" tests/backends
+  --dist loadfile --no-loadscope-reorder -m "not product and not engines" tests/backends \
+  tests/ops/kernels tests/worker/core/test_on_device.py
 
 $(BACKENDS)/.complete: requirements-backends.txt
 	$(call environment,$(BACKENDS),requirements-backends.txt)

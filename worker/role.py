@@ -117,7 +117,8 @@ class Worker:
             self.shard.label_counts,
             self.shard.num_train,
             part=(self.shard.num_examples, run.batch_size),
-            keeps_on_device=True,
+            # a TensorFlow model takes no array of another framework
+            keeps_on_device=run.kernels not in ("jax", "torch"),
         )
         self.session.on_report = self._note_scalars
         self.gradient = np.zeros(shared.spec.num_parameters, np.float32)
@@ -211,7 +212,8 @@ class Worker:
 
     def _gradient(self, images: Any, labels: Any) -> tuple[Any, float]:
         """Return gradient and loss; the gradient stays on the device if the codec runs there."""
-        if self.session.core.on_device:
+        core = self.session.core
+        if core.on_device and core.kernels.name == "tf":
             return self.step.gradients_on_device(images, labels, self.personal.gradient)
         personal = self.personal.gradient
         return self.gradient, self.step.gradients(images, labels, self.gradient, personal)

@@ -1,6 +1,10 @@
 """Count the bytes that an exchange copies between host and device; needs no GPU.
 
     python -m bench.machine.crossings
+    python -m bench.machine.crossings --backend jax
+
+With `--backend jax` or `--backend torch`, `bench/machine/crossings_elsewhere.py` counts what the
+kernels of that framework copy. What follows is of TensorFlow.
 
 Model, gradients and residuals are on a separate device: a GPU if the machine has one, else a second
 logical CPU of TensorFlow. The program counts copies of tensors to the host, arrays that become
@@ -31,14 +35,14 @@ from thinwire.worker.core.messages import ShardReply
 SHAPES = ((1024, 512), (512,), (512, 100), (100,))
 SPEC = ModelSpec(tuple(TensorSpec(str(n), shape) for n, shape in enumerate(SHAPES)))
 RATE = 0.01
-_WARM = 3  # uncounted steps, in which TensorFlow traces the graphs
+WARM = 3  # uncounted steps, in which TensorFlow traces the graphs
 # Bytes per pushed entry. To the host: position, value and coded form. To the device: the positions
 # at which the residual is cleared.
-_DOWN, _UP = 16, 32
+DOWN, _UP = 16, 32
 _WHOLE = 4.1  # bytes per entry of a dense push: a float32, and the scores of the blocks
 _REST = 200  # bytes of numbers and flags in each step
 _REPLY = 12  # bytes per entry of a reply: position and value
-_LOCAL_STEPS = 4
+LOCAL_STEPS = 4
 CODECS = {
     "topk": {"error_feedback": True},
     "gd": {},
@@ -63,11 +67,11 @@ class WorkerCase:
     method: str
     choices: dict[str, Any]
     reply: float = 1.0
-    most_down: float = _DOWN
+    most_down: float = DOWN
 
 
 _TOP_K = {"compression_rate": RATE, "overrides": {"codec": "topk", "down_codec": "delta"}}
-_LOCAL = {"local_steps": _LOCAL_STEPS}
+_LOCAL = {"local_steps": LOCAL_STEPS}
 WORKERS = {
     "adacomp": WorkerCase("adacomp", {"compression_rate": RATE}, reply=2.0),
     "esync, top k": WorkerCase("esync", _TOP_K, reply=2.0),
@@ -169,11 +173,11 @@ def exchange(name: str, where: str) -> Counts:
     counts = Counts()
     with tf.device(where), graphs_made(where, counts):
         state = codec.init(SPEC, bodies)
-        for step in range(1, _WARM + 2):
+        for step in range(1, WARM + 2):
             drawn = [rng.standard_normal(tensor.size, np.float32) for tensor in SPEC.tensors]
             gradient = [DeviceArray(array) for array in drawn]
             context = EncodeContext(step, 0.1, np.random.default_rng(step), bodies, epoch=1.0)
-            with copies(counts) if step > _WARM else contextlib.nullcontext():
+            with copies(counts) if step > WARM else contextlib.nullcontext():
                 packet, state = codec.encode(gradient, state, context)
     for array in device_arrays(state, DeviceArray):
         if not array.value.device.endswith(where[1:]):
@@ -220,7 +224,7 @@ class DeviceWorker:
             gradient, loss = self._step.gradients_on_device(self._images, self._labels, self._none)
             request = self.core.begin(gradient, 4, loss)
             # With these methods the shards decide when a round ends; the loop plays the shards.
-            if request is None and steps == _LOCAL_STEPS:
+            if request is None and steps == LOCAL_STEPS:
                 request = self.core.end_round()
             if request is None:
                 self._step.set_weights(self.core.weights)
@@ -253,8 +257,8 @@ def worker_round(name: str, where: str) -> Counts:
     counts = Counts()
     with tf.device(where), graphs_made(where, counts):
         worker = DeviceWorker(name)
-        for step in range(_WARM + 1):
-            with copies(counts) if step == _WARM else contextlib.nullcontext():
+        for step in range(WARM + 1):
+            with copies(counts) if step == WARM else contextlib.nullcontext():
                 counts.sent = worker.round()
     for value in (worker.core.weights.value, *worker.variables):
         if not value.device.endswith(where[1:]):
@@ -290,7 +294,7 @@ def hop(where: str) -> int:
     return counts.inside
 
 
-def _exceeds(counts: Counts, reply: float, down: float, steps: int) -> bool:
+def exceeds(counts: Counts, reply: float, down: float, steps: int) -> bool:
     """Return True if an exchange copies more bytes than it sends and receives.
 
     Args:
@@ -305,30 +309,34 @@ def _exceeds(counts: Counts, reply: float, down: float, steps: int) -> bool:
     )
 
 
-def _line(name: str, counts: Counts) -> str:
+def line(name: str, counts: Counts, has_graphs: bool = True) -> str:
+    inside = f", transfers in graphs {counts.inside}" if has_graphs else ""
     return (
         f"{name:12} {counts.sent:6} entries sent; to the host {counts.down:7} B, to the device "
-        f"{counts.up:7} B, gradient {4 * SPEC.num_parameters} B, transfers in graphs "
-        f"{counts.inside}\n"
+        f"{counts.up:7} B, gradient {4 * SPEC.num_parameters} B{inside}\n"
     )
 
 
 def main() -> int:
-    argparse.ArgumentParser(
-        prog="python -m bench.machine.crossings", description=__doc__
-    ).parse_args()
+    options = argparse.ArgumentParser(prog="python -m bench.machine.crossings", description=__doc__)
+    options.add_argument("--backend", default="tensorflow", choices=("tensorflow", "jax", "torch"))
+    backend = options.parse_args().backend
+    if backend != "tensorflow":
+        from bench.machine import crossings_elsewhere
+
+        return crossings_elsewhere.count_on(backend)
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     where, failed = device(), False
     control = hop(where)
     sys.stdout.write(f"{where}; a graph with a transfer to the host counts {control}\n")
     for name in CODECS:
         counts = exchange(name, where)
-        failed |= _exceeds(counts, 0.0, _DOWN, 1)
-        sys.stdout.write(_line(name, counts))
+        failed |= exceeds(counts, 0.0, DOWN, 1)
+        sys.stdout.write(line(name, counts))
     for name, case in WORKERS.items():
         counts = worker_round(name, where)
-        failed |= _exceeds(counts, case.reply, case.most_down, _LOCAL_STEPS)
-        sys.stdout.write(_line(name, counts))
+        failed |= exceeds(counts, case.reply, case.most_down, LOCAL_STEPS)
+        sys.stdout.write(line(name, counts))
     return 1 if failed or control != 1 else 0
 
 

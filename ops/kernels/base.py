@@ -1,19 +1,18 @@
 """Interface of the kernels: one function for each array operation that policies need.
 
-The kernels have two implementations: numpy functions, and `tf.function`s that run on any device. A
-conformance test checks that the results of the numpy kernels and the TensorFlow kernels are equal.
-With the TensorFlow kernels, a codec's residuals (values not sent yet) are
-`thinwire.ops.kernels.device.DeviceArray`s, and gradients may be DeviceArrays, too. With the
-TensorFlow kernels, residuals and gradients stay on the device, and selected entries are returned as
-numpy arrays. A DeviceArray has the operators that codecs use, so codecs handle a DeviceArray like a
-numpy array.
+The kernels have four implementations: numpy functions, `tf.function`s, and functions of JAX and of
+torch, which run on any device. A conformance test checks that the results are numpy's. With the
+kernels of a framework, a codec's residuals (values not sent yet) are arrays on its device: a
+`thinwire.ops.kernels.device.DeviceArray` of TensorFlow, or a
+`thinwire.ops.kernels.framework_array.FrameworkArray` of JAX or torch. Gradients may be such arrays,
+too. Residuals and gradients stay on the device, and selected entries are returned as numpy arrays.
+An array on a device has the operators that codecs use, so codecs handle it like a numpy array.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from types import ModuleType
 from typing import Any
 
 from thinwire.ops.types import (
@@ -50,7 +49,7 @@ SelectOfEach = Callable[
 
 @dataclasses.dataclass(frozen=True)
 class Kernels:
-    """One implementation of the kernels (array operations), in numpy or in TensorFlow.
+    """One implementation of the kernels (array operations), in numpy or in a framework.
 
     The docstrings of the numpy functions document each kernel (array operation). The selection
     kernels are in `thinwire.ops.kernels.numpy_select` and `numpy_chunks`. The kernels for values
@@ -58,7 +57,7 @@ class Kernels:
     are in `thinwire.ops.kernels.numpy_ops`.
 
     Attributes:
-        name: Name of the kernels' implementation, "numpy" or "tf" (TensorFlow).
+        name: Name of the kernels' implementation: "numpy", "tf" (TensorFlow), "jax" or "torch".
         top_k: Function (x [n], k) -> positions and values of the k entries of largest magnitude.
         feedback_top_k: Adds an addend (new gradient) to a residual, then removes and returns the k
             entries of largest magnitude.
@@ -155,18 +154,24 @@ class Kernels:
     entries: Callable[[Float32, Float32, int, int], Float32]
 
     @classmethod
-    def of(cls, name: str, *modules: ModuleType) -> Kernels:
+    def of(cls, name: str, *owners: object) -> Kernels:
         """Return the kernels of an implementation: functions named as the fields of this class.
 
         Args:
             name: Name of the kernels' implementation.
-            modules: Modules with the functions. The first module that has a function counts.
+            owners: Modules with the functions, or objects with methods. The first one that has a
+                function counts.
         """
         fields = [field.name for field in dataclasses.fields(cls) if field.name != "name"]
         functions: dict[str, Any] = {}
-        for module in reversed(modules):
-            functions |= {field: vars(module)[field] for field in fields if field in vars(module)}
+        for owner in reversed(owners):
+            functions |= {field: getattr(owner, field) for field in fields if hasattr(owner, field)}
         return cls(name, **functions)
+
+    @property
+    def has_device(self) -> bool:
+        """True if arrays of these kernels may be in the memory of a device, such as a GPU."""
+        return self.name != "numpy"
 
     def apply(
         self, theta: Float32, indices: Int64 | None, values: Float32, rate: float | Float32

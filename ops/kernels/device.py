@@ -54,11 +54,13 @@ class DeviceArray:
 
     Attributes:
         value: [n] float32 tensor on the device, which is never overwritten.
+        kernels: Value of --kernels whose kernels compute with such arrays.
     """
 
     # `__array_ufunc__ = None` makes numpy's operators call the operators of this class
     __array_ufunc__ = None
     dtype = np.dtype(np.float32)
+    kernels = "tf"
 
     def __init__(self, value: Any) -> None:
         """Store a tensor, or copy a numpy array to the device."""

@@ -543,7 +543,7 @@ def _dtype(bits: int) -> type:
 
 
 def is_on_device(array: Any) -> bool:
-    """Return True if the array is a `DeviceArray` of TensorFlow and not a numpy array."""
+    """Return True if the array is on a device of a framework, and not a numpy array."""
     return not isinstance(array, np.ndarray)
 
 

@@ -55,7 +55,7 @@ class ShardInitials:
         )
         # Pushes arrive and are applied as numpy arrays: a GPU would need a copy of the whole model
         # per push.
-        self.kernels = load_kernels(run.kernels)
+        self.kernels = load_kernels(run.kernels, on_host=True)
 
     def averages(self) -> WorkerAverages:
         """Return the values that shard 0 averages over the workers; empty on all other shards."""

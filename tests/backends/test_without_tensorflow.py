@@ -41,6 +41,7 @@ TENSORFLOWS_OWN = {
 OF_BACKENDS = (
     "thinwire.script.backends.",
     *(f"thinwire.ops.optimizers.{name}_steps" for name in ("tensorflow", "jax", "torch")),
+    *(f"thinwire.ops.kernels.{name}_ops" for name in ("jax", "torch")),
 )
 #: What cannot be imported if there is no backend at all.
 OF_KERAS = (

@@ -198,7 +198,7 @@ _RUN = Topic(
                 "kernels",
                 "auto",
                 "Library of array operations in codecs and updates; auto chooses numpy on a CPU.",
-                ("auto", "tf", "numpy"),
+                ("auto", "tf", "jax", "torch", "numpy"),
             ),
         ),
     ),

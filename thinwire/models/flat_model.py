@@ -126,7 +126,7 @@ class SharedModel:
         """Return a copy of the k parameters that a PS shard stores, [k] float32, in its order."""
         part, filled = np.empty(layout.size, np.float32), 0
         for piece in layout.slices:  # one variable at a time, because reading copies a variable
-            values = np.asarray(self.variables[piece.tensor].value).ravel()
+            values = np.asarray(self.variables[piece.tensor].numpy()).ravel()
             part[filled : filled + piece.size] = values[piece.start : piece.stop]
             filled += piece.size
         return part

@@ -18,6 +18,7 @@ from thinwire.script.steps import StepInfo
 from thinwire.worker.core.worker_round import MiniBatch
 
 if TYPE_CHECKING:
+    from thinwire.ops.kernels.base import Kernels
     from thinwire.ops.types import Float32
 
 #: Largest relative difference between two learning rates that count as equal.
@@ -145,11 +146,15 @@ class GradientSGD(LeavesOnExit):
             self._stepper.close(cause)
 
     def _flatten(self, grads_and_vars: Iterable[tuple[Any, Any]]) -> Float32:
-        """Return the gradients of all shared variables as one vector; 0 replaces missing ones."""
+        """Return the gradients of all shared variables as one vector; 0 replaces missing ones.
+
+        With --kernels=jax on Keras' backend JAX, and with --kernels=torch on its backend torch, the
+        vector stays on the device that computed the gradients. Else it is a numpy array.
+        """
         from keras.ops import convert_to_numpy
 
-        spec = self._shared.spec
-        flat = np.zeros(spec.num_parameters, np.float32)
+        spec, kernels = self._shared.spec, self._kernels_of_gradients()
+        found: list[Any] = [None] * len(spec.tensors)
         for gradient, variable in grads_and_vars:
             number = self._numbers.get(id(variable))
             if number is None:
@@ -160,14 +165,34 @@ class GradientSGD(LeavesOnExit):
                 )
             if gradient is None:
                 continue
-            tensor, values = spec.tensors[number], convert_to_numpy(gradient)
-            if values.shape != tensor.shape:
+            tensor = spec.tensors[number]
+            values = convert_to_numpy(gradient) if kernels is None else gradient
+            if tuple(values.shape) != tensor.shape:
                 raise ConfigurationError(
-                    f"the gradient of variable {tensor.path} has the shape {values.shape}; "
+                    f"the gradient of variable {tensor.path} has the shape {tuple(values.shape)}; "
                     f"expected the variable's shape, {tensor.shape}."
                 )
-            flat[spec.offsets[number] : spec.offsets[number + 1]] = values.ravel()
-        return flat
+            found[number] = values
+        if kernels is None:
+            flat = np.zeros(spec.num_parameters, np.float32)
+            for number, values in enumerate(found):
+                if values is not None:
+                    flat[spec.offsets[number] : spec.offsets[number + 1]] = values.ravel()
+            return flat
+        parts = zip(found, spec.tensors, strict=True)
+        return kernels.joined(
+            [kernels.zeros([each.size])[0] if part is None else part for part, each in parts]
+        )
+
+    def _kernels_of_gradients(self) -> Kernels | None:
+        """Return the kernels that take Keras' gradients on their device; None to copy them."""
+        import keras
+
+        if not isinstance(self._stepper, Session):
+            return None
+        core = self._stepper.part.core
+        is_same = core.kernels.name == keras.backend.backend()
+        return core.kernels if is_same and core.on_device else None
 
 
 class _Momentum:

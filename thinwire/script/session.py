@@ -274,8 +274,9 @@ class Session:
     def _new_part(self, statistics: Float32) -> ScriptWorker:
         """Return the session of a new incarnation (one process) of this worker, not joined yet.
 
-        The script's gradients arrive as arrays in host memory, from any thread, so the codec's
-        kernels run on the host.
+        Most scripts' gradients arrive as arrays in host memory, from any thread, so by default the
+        codec's kernels run on the host. `GradientSGD` leaves gradients on the device if --kernels
+        names the framework that computes them.
         """
         return ScriptWorker(
             self.settings.run,

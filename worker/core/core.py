@@ -119,8 +119,8 @@ class UpdatePacker:
         """Encode a change of the model's weights, or of the tensors that one optimizer updates.
 
         Args:
-            values: [num_parameters] float32 gradient or change of weights: a numpy array or a
-                `thinwire.ops.kernels.device.DeviceArray`.
+            values: [num_parameters] float32 gradient or change of weights: a numpy array, or an
+                array on the device of the kernels.
             step: Number of the worker's exchange with the shards, counted from 1.
             learning_rate: Learning rate of the training step whose gradient or change is encoded.
             epoch: Training epoch as a fraction: number of examples that all workers have consumed,
@@ -334,13 +334,13 @@ class WorkerCore:
                 updates. Empty if one optimizer updates all tensors.
             rate_in_round: Learning-rate schedule for the local steps within a round; None to use
                 the learning rate that shard 0 sent last.
-            keeps_on_device: True to store `weights` on the device, if the kernels are TensorFlow's.
+            keeps_on_device: True to store `weights` on the device, if the kernels have one.
         """
         self._rate_in_round = rate_in_round if method.takes_local_steps else None
         self.spec, self.layouts, self.method, self.kernels = spec, layouts, method, kernels
         self.base = aligned(spec.num_parameters)
         on_host = method.steps_on_workers or method.collective != THROUGH_PS
-        is_there = keeps_on_device and kernels.name == "tf" and not on_host
+        is_there = keeps_on_device and kernels.has_device and not on_host
         self._mirror = self._new_mirror() if is_there else None
         newest = self.base if self._mirror is None else self._mirror.array
         self.local = local_model(
@@ -367,18 +367,18 @@ class WorkerCore:
 
     @property
     def on_device(self) -> bool:
-        """True if gradients may stay in memory of the device where TensorFlow computes them.
+        """True if gradients may stay in memory of the device that computes them.
 
         The property `on_device` is False for local steps without a copy of the weights on the
         device, and for steps of a script's own optimizer: both change weights on the host.
         """
         on_host = self.method.takes_local_steps and self._mirror is None
-        return self.kernels.name == "tf" and not (on_host or self.method.steps_on_workers)
+        return self.kernels.has_device and not (on_host or self.method.steps_on_workers)
 
     def _new_mirror(self) -> DeviceMirror:
         from thinwire.worker.core.mirror import DeviceMirror
 
-        return DeviceMirror(self.base)
+        return DeviceMirror(self.base, self.kernels)
 
     def _new_weights(self) -> Float32:
         """Return weights of zero [num_parameters] on the host or device that computes steps."""
@@ -389,9 +389,9 @@ class WorkerCore:
     def weights(self) -> Float32:
         """Weights [num_parameters] float32 at which to compute the next gradient; not a copy.
 
-        The weights are a `thinwire.ops.kernels.device.DeviceArray` if they are stored on the
-        device. The weights are on the host if workers sum updates among themselves, or if a
-        script's own optimizer updates them.
+        The weights are an array of the kernels' framework if they are stored on the device. The
+        weights are on the host if workers sum updates among themselves, or if a script's own
+        optimizer updates them.
         """
         return self.local.weights
 
@@ -419,7 +419,7 @@ class WorkerCore:
         Args:
             values: [num_parameters] float32 mean gradient at `weights`. If the method
                 `steps_on_workers`, the weights after the script's step, which started at `weights`.
-                If `on_device` is true, `values` may be a `thinwire.ops.kernels.device.DeviceArray`.
+                If `on_device` is true, `values` may be an array on the device of the kernels.
             samples: Number of training examples in the mini-batch. A local step without examples
                 changes no weights. If a round has no examples, its exchange has no update.
             loss: Mean loss over the mini-batch; None if unknown.

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 if TYPE_CHECKING:
+    from thinwire.ops.kernels.base import Kernels
     from thinwire.ops.types import Float32, Int64
 
 #: Number of bytes sent to the device for one changed entry with its position, and for one entry in
@@ -24,15 +25,13 @@ class DeviceMirror:
         array: [n] float32 copy of the model's weights on the device that computes gradients.
 
     Args:
-        model: [n] float32 weights on the host, which must all be zero at the start.
+        model: [n] float32 weights on the host.
+        kernels: Kernels of the device, such as those of TensorFlow or JAX.
     """
 
-    def __init__(self, model: Float32) -> None:
-        # the import needs TensorFlow, which only a model on its device has
-        from thinwire.ops.kernels.device import DeviceArray
-
+    def __init__(self, model: Float32, kernels: Kernels) -> None:
         self._model = model
-        self.array = cast("Float32", DeviceArray(model))
+        self.array = kernels.joined([model.copy()])  # the device may use the memory of its source
         self._changed: list[Int64] = []
         self._num_changed = 0
 

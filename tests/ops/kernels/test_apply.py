@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays_of
 
+from tests.frameworks import kernels_of
 from tests.ops.kernels import reference
 from thinwire.ops.kernels import numpy_ops
 
@@ -97,11 +98,9 @@ def test_nothing_to_apply(bodies):
 
 
 def test_a_variable_is_changed_where_it_lives():
+    bodies = kernels_of("tf")
     import tensorflow as tf
 
-    from thinwire.ops.kernels import load_kernels
-
-    bodies = load_kernels("tf")
     theta = tf.Variable(tf.ones([4]))
     bodies.apply_sparse(theta, np.array([1, 3]), np.array([2.0, 4.0], np.float32), 0.5)
     np.testing.assert_array_equal(theta.numpy(), [1, 0, 1, -1])

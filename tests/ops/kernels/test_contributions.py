@@ -11,12 +11,6 @@ from thinwire.ops.kernels import load_kernels
 from thinwire.ops.kernels import numpy_ops as numpy_body
 
 FLOAT = np.float32
-WRAPS = [np.asarray, lambda values: load_kernels("tf").joined([values])]
-
-
-@pytest.fixture(scope="module", params=["numpy", "tf"])
-def bodies(request):
-    return load_kernels(request.param)
 
 
 def drawn(seed, size):
@@ -112,8 +106,9 @@ def test_entries_alone_count_as_a_dense_tensor_with_zeros(size, entries, seed):
         np.testing.assert_array_equal(one == 0, other == 0)
 
 
-@pytest.mark.parametrize("wrap", WRAPS, ids=["host", "device"])
-def test_ranks_go_by_class_then_score_then_position(bodies, wrap):
+@pytest.mark.parametrize("place", ["host", "device"])
+def test_ranks_go_by_class_then_score_then_position(bodies, place):
+    wrap = np.asarray if place == "host" else lambda values: bodies.joined([values])
     parts = [wrap(np.array(part, FLOAT)) for part in ([1, 3, 1], [3, 2, 0, 9])]
     classes = np.array([1, 1, 1, 1, 1, 1, 2], np.uint8)
     assert bodies.best_first(parts, classes).tolist() == [1, 3, 4, 0, 2, 5]
@@ -182,9 +177,9 @@ def test_blocks_of_any_length_get_the_levels_of_rows(bits, lengths, seed):
 
 
 @pytest.mark.parametrize("bits", [16, 8, 4])
-def test_both_bodies_choose_the_same_levels(bits):
+def test_all_bodies_choose_the_same_levels(bodies, bits):
     values = drawn(3, 40 * 64).reshape(40, 64)
-    one, other = (load_kernels(name).to_levels(values, bits) for name in ("numpy", "tf"))
+    one, other = (each.to_levels(values, bits) for each in (load_kernels("numpy"), bodies))
     np.testing.assert_array_equal(one[1], other[1])
     np.testing.assert_allclose(one[2], other[2], rtol=1e-6)
     assert np.abs(one[0].astype(int) - other[0]).max() <= 1

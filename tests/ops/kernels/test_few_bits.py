@@ -85,15 +85,13 @@ def test_codes_are_of_their_bits_and_decode_to_finite_values(dtype, values, chun
 
 
 @pytest.mark.parametrize("dtype", FEW_BITS)
-def test_both_bodies_give_the_same_codes(dtype):
-    from thinwire.ops.kernels.device import DeviceArray
-
+def test_a_device_gives_the_same_codes(device, dtype):
     values = np.random.default_rng(0).standard_normal(5000, np.float32)
     values[:4] = [1e30, -1e30, 0, -0.0]
     values[4096:4200] = 0.25  # a chunk of equal ones
     edges = np.sort(np.append(few_bits.dense_edges(values.size, 1000, 7), [4096, 4200]))
     one = load_kernels("numpy").quantise_chunks(values, edges, dtype)
-    other = load_kernels("tf").quantise_chunks(DeviceArray(values), edges, dtype)
+    other = device.quantise_chunks(device.joined([values]), edges, dtype)
     for ours, theirs in zip(one, other, strict=True):
         np.testing.assert_array_equal(ours, theirs)
         assert ours.dtype == theirs.dtype

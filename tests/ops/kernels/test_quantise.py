@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays_of
 
+from tests.frameworks import PACKAGES, SIZES, kernels_of
 from tests.ops.kernels import reference
 from thinwire.ops.kernels import load_kernels
 from thinwire.ops.types import VALUE_DTYPES, CodedValues, ConfigurationError
@@ -17,7 +18,7 @@ NUMPY_DTYPES = {"float32": "f4", "bfloat16": "u2", "float16": "f2", "int8": "i1"
 LARGEST = np.finfo(np.float32).max
 any_values = arrays_of.arrays(
     np.float32,
-    st.integers(0, 30),
+    st.sampled_from(SIZES),
     elements=st.floats(width=32, allow_nan=False, allow_infinity=False),
 )
 
@@ -52,11 +53,11 @@ def test_int8_is_off_by_half_a_step_at_most(values):
 
 
 @pytest.mark.parametrize("dtype", VALUE_DTYPES)
-def test_both_bodies_give_the_same_codes(dtype):
+def test_all_bodies_give_the_same_codes(bodies, dtype):
     values = np.random.default_rng(0).standard_normal(5000, np.float32)
     values[:4] = [LARGEST, -LARGEST, 65_520, 0]
     for block in (values, values[4:]):
-        one, other = (load_kernels(name).quantise(block, dtype) for name in ("numpy", "tf"))
+        one, other = (each.quantise(block, dtype) for each in (load_kernels("numpy"), bodies))
         np.testing.assert_array_equal(one.data, other.data)
         assert one.scale == other.scale
 
@@ -77,7 +78,7 @@ def test_errors_name_what_is_legal(bodies):
         bodies.quantise(np.ones(1, np.float32), "int5")
     with pytest.raises(ValueError, match="'int5'"):
         bodies.dequantise(CodedValues("int5", np.ones(1)))
-    with pytest.raises(ConfigurationError, match="--kernels='cuda'.*auto, tf, numpy"):
+    with pytest.raises(ConfigurationError, match="--kernels='cuda'.*auto, tf, jax, torch, numpy"):
         load_kernels("cuda")
 
 
@@ -89,4 +90,17 @@ def test_auto_is_numpy_on_cpu_and_imports_no_tensorflow():
         "assert kernels.load_kernels('auto').name == 'numpy' and 'tensorflow' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", program], check=True)
-    assert load_kernels("auto", on_gpu=True).name == "tf"
+
+
+@pytest.mark.parametrize("name", PACKAGES)
+def test_auto_is_the_framework_s_on_a_gpu(name):
+    assert kernels_of(name).name == name
+    assert load_kernels("auto", on_gpu=True, framework=name).name == name
+    assert load_kernels(name, on_host=True).name == (name if name == "tf" else "numpy")
+
+
+def test_a_missing_framework_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "jax", None)
+    monkeypatch.delitem(sys.modules, "thinwire.ops.kernels.jax_ops", raising=False)
+    with pytest.raises(ConfigurationError, match=r"--kernels=jax.*thinwire\[jax\]"):
+        load_kernels("jax")

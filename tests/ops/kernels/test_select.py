@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays_of
 
+from tests.frameworks import SIZES
 from tests.ops.kernels import reference
 from thinwire.ops.kernels import numpy_select
 
@@ -26,7 +27,7 @@ def check(bodies, x, k):
 @given(
     x=arrays_of.arrays(
         np.float32,
-        st.integers(0, 40),
+        st.sampled_from(SIZES),
         elements=st.one_of(
             st.floats(width=32, allow_nan=False, allow_infinity=False),
             st.sampled_from([0.0, -0.0, 1.0, -1.0, float(TINY), -float(TINY), 2e-40]),
@@ -208,6 +209,7 @@ def test_set_bits():
 
 
 def test_nothing_is_traced_again_as_sizes_vary():
+    pytest.importorskip("tensorflow")
     from thinwire.ops.kernels import tensorflow_scan, tensorflow_select
 
     for size, k in ((10, 1), (5000, 50), (20_000, 7), (1, 1)):

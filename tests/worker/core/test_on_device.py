@@ -1,16 +1,18 @@
-"""Weights, local steps and replies on a device give the same run as on the host."""
+"""Weights, local steps and replies on a device give the same run as on the host.
+
+On TensorFlow, JAX and torch, where they are installed.
+"""
+
+import importlib
 
 import numpy as np
 import pytest
-import tensorflow as tf
 
+from tests.frameworks import PACKAGES
 from tests.virtual.run import MiniRun
 from tests.virtual.toy import KERNELS, method
-from thinwire.ops.kernels import load_kernels
-from thinwire.ops.kernels.device import DeviceArray
 from thinwire.worker.core.mirror import DeviceMirror
 
-DEVICE = load_kernels("tf")
 #: Method, and its choices.
 METHODS = {
     "asgd": ("asgd", {}),
@@ -28,14 +30,37 @@ METHODS = {
 }
 
 
-class DeviceRun(MiniRun):
-    """Workers with TensorFlow's kernels, shards with numpy's."""
+#: Methods whose local steps are those of a Keras optimizer.
+BY_KERAS = ("momentum", "averaged")
 
-    def _shard(self, number, initial):
-        self.kernels = KERNELS
-        shard = super()._shard(number, initial)
-        self.kernels = DEVICE
-        return shard
+
+def run_on(device, keeps_weights=True):
+    """Return a class of runs of workers with a device's kernels, and shards with numpy's.
+
+    Without `keeps_weights`, the workers' weights are on the host, as in the Simulator and in
+    scripts.
+    """
+
+    class DeviceRun(MiniRun):
+        keeps_on_device = keeps_weights
+
+        def _shard(self, number, initial):
+            self.kernels = KERNELS
+            shard = super()._shard(number, initial)
+            self.kernels = device
+            return shard
+
+    return DeviceRun
+
+
+def placer(device):
+    return lambda array: device.joined([array])
+
+
+def check_backend(device):
+    keras = pytest.importorskip("keras")
+    if keras.backend.backend() != PACKAGES[device.name]:
+        pytest.skip(f"Keras computes the local steps on {keras.backend.backend()}")
 
 
 def played(kind, chosen, wrap, nb_ps):
@@ -45,7 +70,6 @@ def played(kind, chosen, wrap, nb_ps):
     return run.run()
 
 
-PLACES = {"device": DeviceArray, "host": np.asarray}
 #: Where the gradients are, and how many shards.
 WAYS = {
     *((name, "device", 1 + number % 2) for number, name in enumerate(METHODS)),
@@ -62,45 +86,42 @@ LIKE_OTHERS = ("fedavg", "sparseloco")
         for way in sorted(WAYS)
     ],
 )
-def test_a_run_is_the_same_bit_for_bit(name, place, nb_ps):
-    wrap = PLACES[place]
+def test_a_run_is_the_same_bit_for_bit(device, name, place, nb_ps):
+    if name in BY_KERAS:
+        check_backend(device)
+    wrap = placer(device) if place == "device" else np.asarray
     made, choices = METHODS[name]
     chosen = method(made, nb_workers=2, **choices)
     expected = played(MiniRun, chosen, np.asarray, nb_ps)
-    found = played(DeviceRun, chosen, wrap, nb_ps)
+    found = played(run_on(device), chosen, wrap, nb_ps)
     assert found.shards[0].version == expected.shards[0].version >= 12
     np.testing.assert_array_equal(found.theta, expected.theta)
     for number, worker in found.workers.items():
-        assert isinstance(worker.core.weights, DeviceArray)
+        assert isinstance(worker.core.weights, type(device.zeros([1])[0]))
         other = expected.workers[number].core
         np.testing.assert_array_equal(np.asarray(worker.core.weights), other.weights)
         np.testing.assert_array_equal(worker.core.base, other.base)
 
 
-class HostRun(DeviceRun):
-    """The same run with the workers' weights on the host, as in the Simulator and in scripts."""
-
-    keeps_on_device = False
-
-
 @pytest.mark.parametrize("name", ["dgs", "esync", "ahead"])
-def test_weights_of_the_host_go_with_kernels_of_the_device(name):
+def test_weights_of_the_host_go_with_kernels_of_the_device(device, name):
     made, choices = METHODS[name]
     chosen = method(made, nb_workers=2, **choices)
     expected = played(MiniRun, chosen, np.asarray, nb_ps=1)
-    found = played(HostRun, chosen, np.asarray, nb_ps=1)
+    found = played(run_on(device, keeps_weights=False), chosen, np.asarray, nb_ps=1)
     assert isinstance(found.workers[1].core.weights, np.ndarray)
     np.testing.assert_array_equal(found.theta, expected.theta)
 
 
-def test_local_steps_survive_the_process():
+def test_local_steps_survive_the_process(device):
+    check_backend(device)
     chosen = method("esync", nb_workers=2, local_optimizer="momentum", local_momentum=0.5)
-    run = played(DeviceRun, chosen, DeviceArray, nb_ps=1)
+    run = played(run_on(device), chosen, placer(device), nb_ps=1)
     core, other = run.workers[1].core, run.workers[2].core
     other.base[:] = core.base
     other._mirror.note(0, 28, None)
     other._mirror.catch_up()
-    core.round.step(DeviceArray(np.ones(28, np.float32)), 0.1)
+    core.round.step(placer(device)(np.ones(28, np.float32)), 0.1)
     core.round.record(8, 1.0)
     saved = core.save()
     assert isinstance(saved["round"]["weights"], np.ndarray)
@@ -109,11 +130,21 @@ def test_local_steps_survive_the_process():
     np.testing.assert_array_equal(np.asarray(other.resume_round()), np.asarray(core.weights))
 
 
+#: Function that copies arrays to the device.
+CONVERSIONS = {
+    "tf": ("tensorflow", "convert_to_tensor"),
+    "jax": ("thinwire.ops.kernels.jax_ops", "to_device"),
+    "torch": ("thinwire.ops.kernels.torch_ops", "to_device"),
+}
+
+
 @pytest.mark.parametrize("parts", [[(0, [3, 5])], [(0, None), (10, [1])], [(90, [2, 2, 3])], []])
-def test_a_mirror_copies_what_has_changed(parts, monkeypatch):
+def test_a_mirror_copies_what_has_changed(device, parts, monkeypatch):
     model = np.arange(100, dtype=np.float32)
-    mirror, moved = DeviceMirror(model), []
-    convert = tf.convert_to_tensor
+    mirror, moved = DeviceMirror(model, device), []
+    module, name = CONVERSIONS[device.name]
+    module = importlib.import_module(module)
+    convert = getattr(module, name)
 
     def converted(value, *given, **named):
         moved.append(np.asarray(value).nbytes if isinstance(value, np.ndarray) else 0)
@@ -122,17 +153,18 @@ def test_a_mirror_copies_what_has_changed(parts, monkeypatch):
     for start, indices in parts:
         model[start : start + 10][slice(None) if indices is None else indices] += 1000.0
         mirror.note(start, 10, None if indices is None else np.array(indices))
-    monkeypatch.setattr(tf, "convert_to_tensor", converted)
+    monkeypatch.setattr(module, name, converted)
     mirror.catch_up()
     monkeypatch.undo()
     np.testing.assert_array_equal(np.asarray(mirror.array), model)
     count = sum(10 if indices is None else len(indices) for _, indices in parts)
-    assert sum(moved) <= 4 * count
+    # of JAX and torch, positions count too; JAX fills up positions and values to 16 places
+    assert sum(moved) <= (4 * count if device.name == "tf" else 8 * max(count, 16 * bool(count)))
 
 
-def test_a_mirror_of_which_much_has_changed_is_copied_whole():
+def test_a_mirror_of_which_much_has_changed_is_copied_whole(device):
     model = np.zeros(30, np.float32)
-    mirror = DeviceMirror(model)
+    mirror = DeviceMirror(model, device)
     mirror.note(0, 10, None)
     model[20] = 1.0  # a change without a note to the mirror
     mirror.catch_up()
