@@ -21,7 +21,7 @@ _WARM = 30
 _RATE = 0.001
 
 
-class Meter:
+class StepTimer:
     """Measures steps per second."""
 
     def __init__(self) -> None:
@@ -67,17 +67,17 @@ def with_torch(data: Any, steps: int, size: int) -> tuple[str, float, float]:
     ).to(device)
     optimizer = torch.optim.AdamW(module.parameters(), lr=_RATE)
     optimizer = thinwire.distribute(optimizer, model=module)
-    place, meter = (max(0, thinwire.worker_id() - 1), thinwire.num_workers()), Meter()
+    place, timer = (max(0, thinwire.worker_id() - 1), thinwire.num_workers()), StepTimer()
     rows = batches(data.train_images.transpose(0, 3, 1, 2), data.train_labels, place, size)
     for _ in range(steps):
         x, y = (torch.from_numpy(np.ascontiguousarray(each)).to(device) for each in next(rows))
         optimizer.zero_grad()
         nn.functional.cross_entropy(module(x), y.long()).backward()
         optimizer.step()
-        meter.step()
+        timer.step()
     if device.type == "cuda":
         torch.cuda.synchronize()
-    rate = meter.rate()
+    rate = timer.rate()
     if optimizer.thinwire.active:
         optimizer.thinwire.refresh()
     images = torch.from_numpy(np.ascontiguousarray(data.test_images.transpose(0, 3, 1, 2)))
@@ -106,14 +106,14 @@ def with_jax(data: Any, steps: int, size: int) -> tuple[str, float, float]:
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(keras.optimizers.AdamW(_RATE), loss)
     model = thinwire.distribute(model, shard="off")
-    place, meter = (max(0, thinwire.worker_id() - 1), thinwire.num_workers()), Meter()
+    place, timer = (max(0, thinwire.worker_id() - 1), thinwire.num_workers()), StepTimer()
 
     class Rate(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no annotations
         def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-            meter.step()
+            timer.step()
 
         def on_train_end(self, logs: Any = None) -> None:
-            self.rate = meter.rate()
+            self.rate = timer.rate()
 
     measured = Rate()
     rows = batches(data.train_images, data.train_labels, place, size)

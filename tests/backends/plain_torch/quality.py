@@ -21,7 +21,8 @@ OPTIMIZERS = {
 FLAGS = {
     "dgs": (),
     "diloco": ("--local_steps=10",),
-    "sparseloco": ("--local_steps=10",),
+    # Its default is 64 of 4,096 changes in a round, for runs of many rounds.
+    "sparseloco": ("--local_steps=4", "--chunk_k=512"),
 }
 
 
