@@ -145,6 +145,40 @@ def _torch(hook: str) -> Callable[[work.Work, Lab], list[PeerNode]]:
     return nodes
 
 
+def _torch_of_ours(*flags: str) -> Callable[[work.Work, Lab], list[PeerNode]]:
+    """Return Thinwire's nodes for plain torch: a PS without a model, and workers; the first leads.
+
+    The workers run the model code of the other torch peers.
+    """
+
+    def nodes(task: work.Work, lab: Lab) -> list[PeerNode]:
+        address, port = lab.places[SERVER].address, lab.ports[0]
+        serve = (
+            str(_PROJECT),
+            str(ROOT / "main.py"),
+            "--type_node=PS",
+            f"--nb_workers={task.workers}",
+            "--model_from=worker",
+            "--insecure",
+            f"--ip_PS={address}",
+            f"--port={port}",
+            f"--run_dir={task.folder}/run",
+            *flags,
+        )
+        options = (f"--address={address}:{port}", *(f"--flag={flag}" for flag in flags))
+        workers = [
+            PeerNode(
+                worker(rank),
+                _module(_TORCH, "thinwire_torch", task, *options, f"--rank={rank}"),
+                leads=rank == 0,
+            )
+            for rank in range(task.workers)
+        ]
+        return [PeerNode(SERVER, serve), *workers]
+
+    return nodes
+
+
 def _mxnet(kvstore: str) -> Callable[[work.Work, Lab], list[PeerNode]]:
     """Return MXNet's nodes: scheduler and server run at the server's place."""
 
@@ -315,6 +349,30 @@ OURS: dict[str, OwnWay] = {
 }
 
 
+#: Thinwire in plain torch: name, flags, whether it is dense, model, local steps of a round.
+_IN_TORCH: Sequence[tuple[str, tuple[str, ...], bool, str, int]] = (
+    ("thinwire torch bsp", ("--method=bsp",), True, work.MNIST_CNN, 0),
+    ("thinwire torch asgd", ("--method=asgd",), True, work.MNIST_CNN, 0),
+    ("thinwire torch dgs", ("--method=dgs",), False, work.MNIST_CNN, 0),
+    (
+        *("thinwire torch diloco", ("--method=diloco", f"--local_steps={_LOCAL_STEPS}")),
+        *(False, work.DECODER, _LOCAL_STEPS),
+    ),
+    (
+        *("thinwire torch sparseloco", ("--method=sparseloco",)),
+        *(False, work.DECODER, _FEW_ROUND_STEPS),
+    ),
+)
+
+
+def _ours_in_torch() -> Sequence[Contender]:
+    """Return Thinwire's contenders whose workers run the torch peers' model code."""
+    return [
+        Contender(name, "ours", dense, _TORCH, _torch_of_ours(*flags), model, steps)
+        for name, flags, dense, model, steps in _IN_TORCH
+    ]
+
+
 def _wide(name: str, known: Mapping[str, Contender]) -> Contender:
     """Return a copy of a known contender that trains the wide perceptron."""
     return dataclasses.replace(known[name], name=f"{name}, wide", model=work.WIDE)
@@ -387,6 +445,7 @@ def _listed() -> Sequence[Contender]:
             round_steps=_EPOCH_STEPS,
         ),
         *_torch_peers(),
+        *_ours_in_torch(),
     ]
     named = {contender.name: contender for contender in peers}
     peers += [_wide(name, named) for name in _WIDE_PEERS]

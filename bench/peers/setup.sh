@@ -55,7 +55,11 @@ environment() { # NAME PREFERRED_PYTHON MINOR_FIRST MINOR_LAST CHECK PACKAGE...
 
 # absl-py is for the reader of the decoder's text.
 common=(torch==2.13.0 numpy==2.4.6 absl-py==2.5.0)
-environment torch "${TORCH_PYTHON:-}" 11 13 "import torchft.local_sgd" torchft==0.2.0 "${common[@]}"
+# Thinwire's own workers run in the environment torch, too.
+ours=(cloudpickle==3.1.2 grpcio==1.80.0 grpcio-health-checking==1.80.0 ml-dtypes==0.6.0
+  prometheus-client==0.26.0 protobuf==6.33.6)
+environment torch "${TORCH_PYTHON:-}" 11 13 "import torchft.local_sgd" torchft==0.2.0 \
+  "${common[@]}" "${ours[@]}"
 environment hivemind "${HIVEMIND_PYTHON:-}" 11 13 "import hivemind" hivemind==1.1.12 "${common[@]}"
 environment flower "${FLOWER_PYTHON:-}" 11 13 "import flwr.server.strategy, torch" \
   flwr==1.41.0 "${common[@]}"
