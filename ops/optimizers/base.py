@@ -29,8 +29,8 @@ class OptimizerTraits:
             ``theta += rate * update`` for a change of weights; None if a step does more.
         needs_keras: True if `ServerUpdate.init` imports Keras, so that Keras' backend must be
             chosen before.
-        num_settings: For each optimizer, how many numbers of its parameter groups a push carries
-            (torch). Empty if pushes carry none.
+        setting_limits: For each optimizer, the smallest and the largest legal value of each number
+            of its parameter groups that a push carries (torch). Empty if pushes carry none.
     """
 
     keeps_sparse: bool = False
@@ -40,7 +40,7 @@ class OptimizerTraits:
     num_optimizers: int = 1
     gradient_scale: float | None = None
     needs_keras: bool = False
-    num_settings: tuple[int, ...] = ()
+    setting_limits: tuple[tuple[tuple[float, float], ...], ...] = ()
 
     def factor(self, kind: Kind, rate: float) -> float | None:
         """Return the factor f if a step only computes ``theta -= f * update``, else None.

@@ -320,7 +320,7 @@ class ScriptUpdates(ServerUpdate):
             dense_only=next(filter(None, (traits.dense_only for traits in every)), ""),
             needs_keras=any(traits.needs_keras for traits in every),
             num_optimizers=len(every),
-            num_settings=tuple(count for traits in every for count in traits.num_settings),
+            setting_limits=tuple(limits for traits in every for limits in traits.setting_limits),
         )
 
     def check_rates(

@@ -21,7 +21,14 @@ from thinwire.ops.types import ConfigurationError
 #: Prefix of the class names of torch's optimizers in a description.
 PREFIX = "torch.optim."
 #: Largest number of parameter groups of one optimizer, and largest number of a group.
-MOST_GROUPS, LARGEST_NUMBER = 64, 1e6
+MOST_GROUPS, LARGEST_NUMBER = 1024, 1e6
+#: Smallest and largest legal value of a number of a group. With a beta of 1, Adam divides by 0.
+_USUAL, _BELOW_ONE = (0.0, LARGEST_NUMBER), (0.0, math.nextafter(1.0, 0.0))
+_LIMITS = {
+    "beta_1": _BELOW_ONE,
+    "beta_2": _BELOW_ONE,
+    "dampening": (-LARGEST_NUMBER, LARGEST_NUMBER),
+}
 _SGD_NUMBERS = ("lr", "momentum", "dampening", "weight_decay")
 _ADAM_NUMBERS = ("lr", "beta_1", "beta_2", "eps", "weight_decay")
 _ADAM_SWITCHES = ("amsgrad", "maximize", "decoupled_weight_decay")
@@ -65,6 +72,11 @@ class TorchGroups:
             has_maximum = any(switches["amsgrad"] for switches in self.switches)
             return ("exp_avg", "exp_avg_sq", *["max_exp_avg_sq"] * has_maximum)
         return ("momentum_buffer",) if any(self.named(0, "momentum")) else ()
+
+    @property
+    def limits(self) -> tuple[tuple[float, float], ...]:
+        """Smallest and largest legal value of each number in a push's settings."""
+        return tuple(limits_of(name) for name in self.numbers) * len(self.switches)
 
     def named(self, group: int, name: str, settings: Sequence[float] = ()) -> list[float]:
         """Return the values of a number in the groups from number `group` on.
@@ -114,8 +126,8 @@ def groups_of(described: Described) -> TorchGroups:
     steps = config.get("steps", ())
     if set(config) != {"groups", "group_of", "steps"} or not _is_list(rows, MOST_GROUPS):
         raise ConfigurationError(
-            f"{described.name}: expected 1 to {MOST_GROUPS} parameter groups, and the group and "
-            "the steps of each parameter."
+            f"{described.name}: {len(rows) if isinstance(rows, list) else rows!r:.20} parameter "
+            f"groups; expected 1 to {MOST_GROUPS}, and the group and the steps of each parameter."
         )
     numbers, switches = RULES[kind]
     for row in rows:
@@ -141,10 +153,15 @@ def groups_of(described: Described) -> TorchGroups:
     )
 
 
-def is_legal(value: Any) -> bool:
-    """Return True if a value is legal as a number of a parameter group."""
+def limits_of(name: str) -> tuple[float, float]:
+    """Return the smallest and largest legal value of a number of a parameter group."""
+    return _LIMITS.get(name, _USUAL)
+
+
+def is_legal(value: Any, limits: tuple[float, float]) -> bool:
+    """Return True if a value is a finite number within limits."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return is_number and math.isfinite(value) and 0 <= value <= LARGEST_NUMBER
+    return is_number and math.isfinite(value) and limits[0] <= value <= limits[1]
 
 
 def _is_list(value: Any, most: int) -> bool:
@@ -158,10 +175,10 @@ def _check_group(row: Any, numbers: Sequence[str], switches: Sequence[str], name
             f" expected {', '.join((*numbers, *switches))}."
         )
     for number in numbers:
-        highest = 1.0 if number.startswith("beta") else LARGEST_NUMBER
-        if not is_legal(row[number]) or row[number] > highest:
+        low, high = limits_of(number)
+        if not is_legal(row[number], (low, high)):
             raise ConfigurationError(
-                f"{name}: {number}={row[number]!r:.50}; expected a number from 0 to {highest:g}."
+                f"{name}: {number}={row[number]!r:.50}; expected a number from {low:g} to {high:g}."
             )
     for switch in switches:
         if not isinstance(row[switch], bool):

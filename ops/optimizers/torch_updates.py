@@ -86,9 +86,7 @@ class TorchUpdate(ServerUpdate):
     @property
     def traits(self) -> OptimizerTraits:
         """Properties of the optimizer: only SGD without momentum and decay keeps sparse updates."""
-        return OptimizerTraits(
-            keeps_sparse=self._is_plain, num_settings=(len(self.groups.settings),)
-        )
+        return OptimizerTraits(keeps_sparse=self._is_plain, setting_limits=(self.groups.limits,))
 
     @property
     def _is_plain(self) -> bool:
@@ -104,7 +102,7 @@ class TorchUpdate(ServerUpdate):
         offsets, group_of = known.offsets, self.groups.group_of
         state: State = {
             "settings": self.groups.settings,
-            "without": (),
+            "without": frozenset(),
             "steps": np.array([self.groups.steps[n] for n in parameters], np.int64),
             **{role: np.zeros(len(theta), np.float32) for role in self.groups.roles},
             "parts": [
@@ -128,7 +126,7 @@ class TorchUpdate(ServerUpdate):
         """Take the numbers of a push; return the learning rate of the first parameter group."""
         if moment.settings:
             state["settings"] = tuple(moment.settings)
-            state["without"] = tuple(sorted(moment.without_gradient))
+            state["without"] = frozenset(moment.without_gradient)
         return StepRate(float(state["settings"][0]), moment.batches)
 
     def step(
@@ -145,7 +143,7 @@ class TorchUpdate(ServerUpdate):
         stepped = [part for part in state["parts"] if part.parameter not in state["without"]]
         numbers = {part.parameter for part in stepped}
         for n, part in enumerate(state["parts"]):
-            state["steps"][n] += part.parameter in numbers
+            state["steps"][n] += part.parameter in numbers and self._counts(part, state)
         if self._is_plain and update.indices is not None:
             rates = self._rates(state, len(theta))[update.indices]
             np.subtract.at(theta, update.indices, rates * update.values)
@@ -161,6 +159,12 @@ class TorchUpdate(ServerUpdate):
                 arrays = {role: state[role][piece] for role in self.groups.roles}
                 rule(theta[piece], gradient[piece], arrays, count, group, switches)
         return None, state
+
+    def _counts(self, part: _SteppedSlice, state: State) -> bool:
+        """Return True if a step counts: torch's SGD makes its buffer at the first with momentum."""
+        if self.groups.kind != "SGD":
+            return True
+        return bool(self.groups.of_group(part.group, state["settings"])["momentum"])
 
     def _rates(self, state: State, size: int) -> Float32:
         """Return the learning rate of each weight, 0 for weights that the step leaves alone."""
@@ -182,7 +186,7 @@ class TorchUpdate(ServerUpdate):
     def save(self, state: State, keep: Keep = copied) -> State:
         """Return copies of the slots, step counts and numbers of the parameter groups."""
         arrays = {role: keep(state[role]) for role in self.groups.roles}
-        plain = {name: list(state[name]) for name in ("settings", "without")}
+        plain = {"settings": list(state["settings"]), "without": sorted(state["without"])}
         return {**plain, "steps": keep(state["steps"]), **arrays}
 
     def restore(self, saved: State | None, theta: Float32, state: State) -> State:
@@ -191,7 +195,7 @@ class TorchUpdate(ServerUpdate):
             for role in ("steps", *self.groups.roles):
                 np.copyto(state[role], saved[role])
             state["settings"] = tuple(map(float, saved["settings"]))
-            state["without"] = tuple(map(int, saved["without"]))
+            state["without"] = frozenset(map(int, saved["without"]))
         return state
 
 

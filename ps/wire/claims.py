@@ -13,7 +13,7 @@ import dataclasses
 from thinwire.ops.collectives import THROUGH_PS
 from thinwire.ops.methods.method import Method
 from thinwire.ops.offer import LARGEST_SCALE, MAX_VARIABLES, MOST_BATCHES, SMALLEST_SCALE
-from thinwire.ops.optimizers.torch_groups import LARGEST_NUMBER, is_legal
+from thinwire.ops.optimizers.torch_groups import is_legal
 from thinwire.proto import thinwire_pb2 as pb
 from thinwire.proto.framing import Malformed
 
@@ -95,8 +95,8 @@ class ClaimBounds:
         scales_loss: True if a training script of the run has a LossScaleOptimizer.
         takes_changes: True if a training script may change weights outside its optimizer.
         nb_workers: Number of workers, which is the number of parts of one batch of the script.
-        num_settings: For each torch optimizer of a script, how many numbers of its parameter groups
-            a push carries; empty if the optimizers are not torch's.
+        setting_limits: For each torch optimizer of a script, the smallest and the largest legal
+            value of each number in a push's settings; empty if the optimizers are not torch's.
     """
 
     most_local_steps: int = _MOST_SAMPLES
@@ -105,7 +105,7 @@ class ClaimBounds:
     scales_loss: bool = True
     takes_changes: bool = True
     nb_workers: int = _MOST_SAMPLES
-    num_settings: tuple[int, ...] = ()
+    setting_limits: tuple[tuple[tuple[float, float], ...], ...] = ()
 
     @staticmethod
     def of(
@@ -129,7 +129,7 @@ class ClaimBounds:
         takes_changes = method.collective == THROUGH_PS and not measures
         return ClaimBounds(
             *(most_local_steps, batch, method.overlap, scales_loss, takes_changes, nb_workers),
-            method.server.traits.num_settings,
+            method.server.traits.setting_limits,
         )
 
     def check_push(self, push: pb.Push) -> None:
@@ -179,17 +179,22 @@ class ClaimBounds:
 
     def _check_settings(self, push: pb.Push) -> None:
         """Check the numbers of parameter groups, and the positions of parameters, in a push."""
-        known = self.num_settings
-        expected = known[push.optimizer] if push.optimizer < len(known) else 0
-        if len(push.settings) not in (0, expected) or not all(map(is_legal, push.settings)):
+        known = self.setting_limits
+        limits = known[push.optimizer] if push.optimizer < len(known) else ()
+        if push.settings and len(push.settings) != len(limits):
             raise Malformed(
-                f"the push has the settings {list(push.settings)!s:.100}; expected "
-                f"{expected} numbers from 0 to {LARGEST_NUMBER:g}, or none"
+                f"the push has {len(push.settings)} settings; expected {len(limits)} or none"
             )
-        if len(push.without_gradient) > MAX_VARIABLES:
+        for value, bounds in zip(push.settings, limits, strict=False):
+            if not is_legal(value, bounds):
+                raise Malformed(
+                    f"a setting of the push is {value}; expected {bounds[0]:g} to {bounds[1]:g}"
+                )
+        positions = push.without_gradient
+        if len(positions) > MAX_VARIABLES or max(positions, default=0) >= MAX_VARIABLES:
             raise Malformed(
-                f"the push names {len(push.without_gradient)} parameters without a gradient; "
-                f"expected at most {MAX_VARIABLES}"
+                f"the push names {len(positions)} parameters without a gradient; expected at most "
+                f"{MAX_VARIABLES}, with positions below that number"
             )
 
     def _check_scale(self, push: pb.Push) -> None:

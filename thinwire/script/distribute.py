@@ -54,7 +54,7 @@ def distribute(
     if torch is not None and not is_keras:
         from thinwire.script.torch.distribute import distribute_optimizer, is_torchs
 
-        if is_torchs(trained):
+        if is_torchs(trained, model):
             return distribute_optimizer(trained, model, args, num_train, settings)
     try:
         from thinwire.script.keras.distribute import distribute_keras

@@ -91,16 +91,16 @@ class KeptState:
         if not self.is_due(session, at_end):
             return
         self._saved_at, self._saved_step = time.monotonic(), core.step
-        state = {
-            "run_id": session.part.run_id,
-            "phase": session.phase,
-            "core": core.save(),
-            "program": [list(row) for row in RECORD.program],
-            "classes": [optimizer.name for optimizer in optimizers],
-            "settings": deciding_settings(session.settings.run),
-            "optimizers": {str(n): item.values() for n, item in enumerate(optimizers)},
-        }
         try:
+            state = {
+                "run_id": session.part.run_id,
+                "phase": session.phase,
+                "core": core.save(),
+                "program": [list(row) for row in RECORD.program],
+                "classes": [optimizer.name for optimizer in optimizers],
+                "settings": deciding_settings(session.settings.run),
+                "optimizers": {str(n): item.values() for n, item in enumerate(optimizers)},
+            }
             self._files.save(core.step, state)
         except OSError as error:
             logging.error("cannot write the optimizer state of the local steps: %s", error)

@@ -40,13 +40,16 @@ def set_by_script(session: Session) -> Float32 | None:
     return None if is_like(held, session.weights) else held
 
 
-def changed_by_script(session: Session, held: Float32, name: str) -> Float32 | None:
+def changed_by_script(
+    session: Session, held: Float32, name: str, is_exact: bool = False
+) -> Float32 | None:
     """Return by how much the script itself has changed weights since its last step.
 
     Args:
         session: This worker's session with the servers.
         held: [num_parameters] float32 weights that the script's model has now.
         name: Name of the model for error messages.
+        is_exact: True if the smallest difference is a change; False to allow for rounding.
 
     Returns:
         [num_parameters] float32 changes to send with the next step; None if the script has changed
@@ -57,7 +60,7 @@ def changed_by_script(session: Session, held: Float32, name: str) -> Float32 | N
             from optimizers.
     """
     known = session.part.sent_weights
-    if is_like(held, known):
+    if np.array_equal(held, known, equal_nan=True) or (not is_exact and is_like(held, known)):
         return None
     if not takes_changes(session.settings.run):
         raise ConfigurationError(
@@ -69,19 +72,22 @@ def changed_by_script(session: Session, held: Float32, name: str) -> Float32 | N
     return held - known
 
 
-def assigned_by_script(session: Session, change: Float32 | None) -> Float32 | None:
+def assigned_by_script(
+    session: Session, change: Float32 | None, is_exact: bool = False
+) -> Float32 | None:
     """Return a script's own changes of weights for the next step, if workers run optimizers.
 
     Args:
         session: This worker's session with the servers.
         change: [num_parameters] float32 sum of the changes that the script has assigned to weights
             since the newest step; None without such a change.
+        is_exact: True if the smallest difference is a change; False to allow for rounding.
 
     Returns:
         [num_parameters] float32 changes, including earlier changes that have not been sent; None
         if there is no change to send.
     """
-    if change is not None and is_like(session.weights + change, session.weights):
+    if change is not None and not is_exact and is_like(session.weights + change, session.weights):
         change = None
     unsent = session.part.unsent_change
     return change if unsent is None else unsent if change is None else unsent + change

@@ -1,7 +1,10 @@
 """What torch scripts do around a step: scalers, closures, accumulation, compiled modules, hooks."""
 
+import collections
 import copy
+import pickle
 import re
+import time
 
 import numpy as np
 import pytest
@@ -365,7 +368,7 @@ def test_calls_that_come_too_late_or_twice_are_refused(tmp_path):
         assert distribute(distribute(optimizer, own, model=module), own, model=module) is optimizer
         with pytest.raises(ConfigurationError, match="a second time with other arguments"):
             distribute(optimizer, own, model=network())
-        with pytest.raises(ConfigurationError, match="expected the optimizer that trains it"):
+        with pytest.raises(ConfigurationError, match="expected one torch.optim.Optimizer"):
             distribute(module, own)
         with optimizer.thinwire:
             plain_loop(module, optimizer, (1, 1), steps=2)
@@ -389,3 +392,111 @@ def test_two_optimizers_of_one_parameter_are_refused(tmp_path):
 
     with scripts(tmp_path, "bsp", 1) as run, pytest.raises(ConfigurationError, match="two optimiz"):
         run.each(script)
+
+
+def test_a_gan_that_freezes_the_other_module_at_each_step(tmp_path):
+    """The pattern of pix2pix: no phase begins, and the frozen module stays as it is."""
+
+    class Pair(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.one, self.two = network(), network()
+
+    def make():
+        pair = Pair()
+        ones = torch.optim.Adam(pair.one.parameters(), 0.01)
+        return pair, ones, torch.optim.Adam(pair.two.parameters(), 0.01)
+
+    def loop(pair, ones, place, twos):
+        for step in range(12):
+            for module, other, optimizer in (
+                (pair.two, pair.one, twos),
+                (pair.one, pair.two, ones),
+            ):
+                module.requires_grad_(True)
+                other.requires_grad_(False)
+                optimizer.zero_grad()
+                (loss_of(pair.one, step, place) + loss_of(pair.two, step, place)).backward()
+                optimizer.step()
+
+    def script(own):
+        pair, ones, twos = make()
+        twos = distribute(twos, own, model=pair.two)
+        ones = distribute(ones, own, model=pair.one)
+        with ones.thinwire:
+            loop(pair, ones, (own["id_worker"], 2), twos)
+        assert ones.thinwire._session.phase == 0
+        return (pair,)
+
+    expected = alone(make, loop)
+    for method, most in (("bsp", TOLERANCE), ("dgs", 1.0)):
+        with scripts(tmp_path / method, method, 2) as run:
+            for made in run.each(script):
+                assert gap(made, expected) <= most
+
+
+def test_copies_and_pickles_are_optimizers_outside_of_the_run(tmp_path):
+    def loop(module, optimizer, place):
+        plain_loop(module, optimizer, place, steps=5)
+        pickled = pickle.loads(pickle.dumps(optimizer))  # noqa: S301 - made here
+        for copied in (copy.deepcopy(optimizer), pickled):
+            assert type(copied) is torch.optim.AdamW
+            assert len(copied.state) == 4
+            copied.step()
+
+    shared(tmp_path, adamw, loop, workers=1)
+
+
+class Recalling(torch.optim.SGD):
+    """An optimizer of a script's own: its step has an argument, its state is not plain."""
+
+    def step(self, closure=None, scale=1.0):
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                self.state[parameter].setdefault("seen", {})[0] = collections.deque([scale])
+                parameter.grad.mul_(scale)
+        return super().step(closure)
+
+
+def test_an_optimizer_of_a_script_s_own_steps_with_its_arguments(tmp_path, caplog):
+    """torch cannot save its state, which ends nothing."""
+
+    def make():
+        module = network()
+        return module, Recalling(module.parameters(), 0.1)
+
+    def loop(module, optimizer, place):
+        for step in range(12):
+            optimizer.zero_grad()
+            loss_of(module, step, place).backward()
+            optimizer.step(scale=0.5)
+            time.sleep(0.02)  # so that a checkpoint is due
+
+    settings = {"run_dir": str(tmp_path / "worker"), "checkpoint_interval_seconds": 0.1}
+    module = shared(tmp_path, make, loop, "diloco", 1, local_steps=3, **settings)[0][0]
+    assert not torch.equal(flat(module), flat(network()))
+
+
+def test_a_small_change_by_the_script_is_kept(tmp_path):
+    def loop(module, optimizer, place):
+        for step in range(40):
+            optimizer.zero_grad()
+            loss_of(module, step, place).backward()
+            optimizer.step()
+            with torch.no_grad():
+                for parameter in module.parameters():
+                    parameter.mul_(1 - 8e-7)
+
+    expected = alone(adamw, loop)
+    for made in shared(tmp_path, adamw, loop, workers=1):
+        assert gap(made, expected) <= TOLERANCE
+
+
+def test_a_beta_of_one_is_refused_where_it_is_set(tmp_path):
+    def loop(module, optimizer, place):
+        plain_loop(module, optimizer, place, steps=2)
+        optimizer.param_groups[0]["betas"] = (1.0, 0.999)
+        plain_loop(module, optimizer, place, steps=1)
+
+    with pytest.raises(ConfigurationError, match="parameter group 0 has beta_1=1"):
+        shared(tmp_path, adamw, loop, workers=1)

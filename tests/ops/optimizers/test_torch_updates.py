@@ -104,6 +104,17 @@ def test_the_numbers_of_a_push_count_from_that_step_on():
     assert set(theta[:6]) == {-1.0} and set(theta[6:10]) == {-0.5}
 
 
+def test_the_first_step_with_momentum_makes_the_buffer():
+    """Torch copies the gradient then, without dampening; a step before has no momentum."""
+    first = {"lr": 0.1, "momentum": 0.0, "dampening": 0.5, "weight_decay": 0.0}
+    first |= {"nesterov": False, "maximize": False}
+    groups = [first, first | {"momentum": 0.9}]
+    update, theta = server_update(offer_of("SGD", groups)), np.zeros(40_010, np.float32)
+    ones, later = np.ones_like(theta), [0.1, 0.9, 0.5, 0.0] * 2
+    stepped(update, theta, [(ones, update.groups.settings, ()), (ones, later, ())])
+    assert np.allclose(theta[:6], -0.2) and np.allclose(theta[6:10], -0.1 - 0.1 * (0.9 + 0.5))
+
+
 def test_plain_sgd_keeps_a_sparse_update_sparse():
     plain = SGD | {"momentum": 0.0, "weight_decay": 0.0}
     update = server_update(offer_of("SGD", [plain, plain | {"lr": 0.5}]))
@@ -148,19 +159,20 @@ def test_slots_that_a_script_brings_are_sent_with_the_weights():
     "kind, changes, text",
     [
         ("LBFGS", {}, "expected one of torch.optim.SGD"),
-        ("SGD", {"groups": []}, "1 to 64 parameter groups"),
-        ("SGD", {"groups": 5}, "1 to 64 parameter groups"),
+        ("SGD", {"groups": []}, "1 to 1024"),
+        ("SGD", {"groups": 5}, "1 to 1024"),
         ("SGD", {"groups": [SGD | {"lr": -1}]}, "lr=-1; expected a number from 0"),
         ("SGD", {"groups": [SGD | {"lr": True}]}, "lr=True"),
         ("SGD", {"groups": [SGD | {"nesterov": 1}]}, "expected true or false"),
         ("SGD", {"groups": [{"lr": 1}]}, "expected lr, momentum"),
         ("Adam", {"groups": [ADAM | {"beta_1": 2}]}, "from 0 to 1"),
+        ("Adam", {"groups": [ADAM | {"beta_2": 1.0}]}, "from 0 to 1"),
         ("SGD", {"group_of": [1]}, "not in the description"),
         ("SGD", {"group_of": "0"}, "not in the description"),
         ("SGD", {}, "a path for each parameter"),
         ("SGD", {"steps": [-1]}, "a number of steps"),
         ("SGD", {"steps": [0, 0]}, "a number of steps"),
-        ("SGD", {"more": 1}, "1 to 64 parameter groups"),
+        ("SGD", {"more": 1}, "1 to 1024"),
     ],
 )
 def test_a_description_from_an_untrusted_worker_is_checked(kind, changes, text):

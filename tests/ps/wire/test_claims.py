@@ -343,3 +343,34 @@ def test_a_loss_scale_that_no_script_has_is_refused(scale):
         ClaimBounds().check_push(pb.Push(step=1, samples=1, local_steps=1, loss_scale=scale))
     with pytest.raises(Malformed, match="loss_scale 0"):
         ClaimBounds().check_push(pb.Push(step=1, samples=1, local_steps=1, overflow=True))
+
+
+LIMITS = (((0.0, 1e6), (0.0, math.nextafter(1.0, 0.0))),)
+
+
+@pytest.mark.parametrize(
+    "settings, without, is_legal",
+    [
+        ((), (), True),
+        ((0.1, 0.9), (0, 3), True),
+        ((0.1, 1.0), (), False),
+        ((0.1, math.nan), (), False),
+        ((-0.1, 0.9), (), False),
+        ((0.1,), (), False),
+        ((0.1, 0.9, 0.5), (), False),
+        ((0.1, 0.9), (8192,), False),
+        ((0.1, 0.9), range(8193), False),
+    ],
+)
+def test_the_numbers_of_a_torch_optimizer_are_bounded_by_position(settings, without, is_legal):
+    """A beta of 1 would divide by zero within the shard's step."""
+    push = pb.Push(step=1, samples=1, local_steps=1, settings=settings, without_gradient=without)
+    bounds = ClaimBounds(setting_limits=LIMITS)
+    if is_legal:
+        bounds.check_push(push)
+    else:
+        with pytest.raises(Malformed):
+            bounds.check_push(push)
+    if settings:
+        with pytest.raises(Malformed):  # an optimizer of Keras has no such numbers
+            ClaimBounds().check_push(push)

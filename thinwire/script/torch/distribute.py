@@ -90,15 +90,19 @@ def _session_of(chosen: ScriptSettings, num_train: int | None) -> TorchSession:
     return session
 
 
-def is_torchs(trained: Any) -> bool:
+def is_torchs(trained: Any, model: Any) -> bool:
     """Return True if `distribute` received an optimizer of torch, the kind that this module knows.
 
     Raises:
-        ConfigurationError: It received a module of torch.
+        ConfigurationError: It received another object of torch.
     """
-    if isinstance(trained, torch.nn.Module):
+    if isinstance(trained, torch.optim.Optimizer):
+        return True
+    modules = model if isinstance(model, list | tuple) else [model]
+    if isinstance(trained, torch.nn.Module) or any(isinstance(m, torch.nn.Module) for m in modules):
         raise ConfigurationError(
-            f"distribute() received the torch module {type(trained).__name__}; expected the "
-            "optimizer that trains it: optimizer = thinwire.distribute(optimizer, model=module)."
+            f"distribute() received a {type(trained).__name__}; expected one torch.optim.Optimizer "
+            "and the module that it trains: "
+            "optimizer = thinwire.distribute(optimizer, model=module)."
         )
-    return isinstance(trained, torch.optim.Optimizer)
+    return False

@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from absl import logging
 
 from thinwire.ops.push_head import PushHead
+from thinwire.ops.types import ConfigurationError
 from thinwire.script.data.place import BatchParts, WorkerPlace
 from thinwire.script.own_changes import (
     assigned_by_script,
     changed_by_script,
-    is_like,
     takes_changes,
 )
 from thinwire.script.session import Session
@@ -24,7 +25,7 @@ from thinwire.script.settings import ScriptSettings
 from thinwire.script.steps import EpochTraffic, RunOver, StepInfo
 from thinwire.script.torch.groups import check_numbers, momentum_for, numbers_now
 from thinwire.script.torch.modules import gradients_of
-from thinwire.script.torch.optimizers import Closure, SteppedOptimizer
+from thinwire.script.torch.optimizers import StepArguments, SteppedOptimizer
 from thinwire.script.torch.phase import TorchPhase
 from thinwire.worker.core.messages import ScriptFigures
 from thinwire.worker.core.worker_round import MiniBatch
@@ -58,13 +59,16 @@ class TorchExchange:
         # number of steps on this worker since the last exchange of weights
         self._num_pending = 0
         self._num_batches = 0
+        # momentum of SGD that the workers' codecs apply; None before the first step
+        self._momentum: float | None = None
+        self._has_warned = False
 
     def step(
         self,
         session: Session,
         phase: TorchPhase,
         number: int,
-        closure: Closure | None,
+        given: StepArguments,
         is_valid: bool,
     ) -> Any:
         """Do a step of an optimizer with the other workers; return the closure's loss, if any.
@@ -73,26 +77,31 @@ class TorchExchange:
             session: Session with the servers, which has joined the run.
             phase: The parameters and optimizers that the run trains.
             number: Number of the optimizer in the phase.
-            closure: Function that computes the loss and its gradients; None if they are computed.
+            given: Arguments of the script's call of the step.
             is_valid: False if joining the run has replaced the weights of the gradients. The worker
                 then takes part with no gradient.
         """
         run = self._step_here if session.takes_weights else self._push_gradients
-        return run(session, phase, number, closure, is_valid)
+        return run(session, phase, number, given, is_valid)
 
     def _push_gradients(
         self,
         session: Session,
         phase: TorchPhase,
         number: int,
-        closure: Closure | None,
+        given: StepArguments,
         is_valid: bool,
     ) -> Any:
         """Push the gradients of a step; the PS takes the step."""
         step, groups, own = phase.steps[number], phase.groups[number], phase.own[number]
-        loss = None if closure is None else evaluated(closure)
+        if given.args or given.keywords:
+            raise ConfigurationError(
+                f"the script calls {step.kind.__name__}.step with further arguments, which a PS "
+                "does not know; expected at most a closure."
+            )
+        loss = given.evaluated()
         is_skipped = step.unscale() or not is_valid
-        change = changed_by_script(session, session.variables.read(), "the module")
+        change = changed_by_script(session, session.variables.read(), "the module", is_exact=True)
         gradient, without, touched = gradients_of(phase.shared.variables)
         if is_skipped:
             gradient[:] = 0
@@ -117,7 +126,7 @@ class TorchExchange:
         session: Session,
         phase: TorchPhase,
         number: int,
-        closure: Closure | None,
+        given: StepArguments,
         is_valid: bool,
     ) -> Any:
         """Step on this worker, then exchange weights with the servers."""
@@ -126,7 +135,7 @@ class TorchExchange:
         if not is_skipped:
             self._pull_to_base(session, step)
             with self._without_momentum(phase, step):
-                loss = step.step_alone(closure)
+                loss = step.step_alone(given)
         if self._is_due(number, len(phase.steps)):
             figures = ScriptFigures(self._head(), change=change)
             values = session.variables.read()
@@ -146,9 +155,8 @@ class TorchExchange:
         """Exchange the values of a step, and load the new weights into the modules."""
         whole = len(phase.own[number])
         is_skipped = is_skipped or len(figures.head.without_gradient) == whole
-        mean_loss = None if loss is None else float(torch.as_tensor(loss).detach())
         statistics, samples = session.statistics.read(), 0 if is_skipped else 1
-        batch = MiniBatch(values, samples, mean_loss, statistics, figures=figures)
+        batch = MiniBatch(values, samples, _number(loss), statistics, figures=figures)
         stepped = {id(parameter) for parameter in phase.steps[number].parameters}
         with self._lock:
             with contextlib.suppress(RunOver):
@@ -181,7 +189,8 @@ class TorchExchange:
         if run.method.takes_local_steps or self._num_pending or not takes_changes(run):
             return None
         held, known = session.variables.read(), session.part.sent_weights
-        return assigned_by_script(session, None if is_like(held, known) else held - known)
+        is_same = np.array_equal(held, known, equal_nan=True)
+        return assigned_by_script(session, None if is_same else held - known, is_exact=True)
 
     def _pull_to_base(self, session: Session, step: SteppedOptimizer) -> None:
         """Add mu (w - b), the gradient of FedProx's mu / 2 |w - b|^2, to gradients.
@@ -199,8 +208,18 @@ class TorchExchange:
     def _without_momentum(self, phase: TorchPhase, step: SteppedOptimizer) -> Iterator[None]:
         """Set SGD's momentum to 0 in the `with` block if the training method applies it."""
         groups = step.optimizer.param_groups
+        if self._momentum is None:
+            self._momentum = momentum_for(phase.steps, self._settings.run.method)
         momenta = [group.get("momentum") for group in groups]
-        is_taken = momentum_for(phase.steps, self._settings.run.method) > 0
+        taken = momentum_for(phase.steps, self._settings.run.method)
+        is_taken = self._momentum > 0
+        if is_taken and taken != self._momentum and not self._has_warned:
+            self._has_warned = True
+            logging.warning(
+                "the script has changed SGD's momentum from %g to %g, but with this method the "
+                "workers' codecs keep the first one (OneCycleLR: cycle_momentum=False)",
+                *(self._momentum, taken),
+            )
         for group in groups if is_taken else ():
             group["momentum"] = 0.0
         try:
@@ -225,10 +244,11 @@ class TorchExchange:
         return is_due
 
 
-def evaluated(closure: Closure) -> Any:
-    """Return the loss of a closure, which also computes the gradients."""
-    with torch.enable_grad():
-        return closure()
+def _number(loss: Any) -> float | None:
+    """Return the loss of a closure as a number; None if it is unknown or no scalar."""
+    if isinstance(loss, torch.Tensor) and loss.numel() == 1:
+        return float(loss.detach())
+    return float(loss) if isinstance(loss, int | float) else None
 
 
 def _part_of(gradient: Float32, phase: TorchPhase, number: int) -> Float32:

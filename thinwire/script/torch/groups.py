@@ -8,7 +8,13 @@ from typing import Any
 import torch
 
 from thinwire.ops.methods.method import Method
-from thinwire.ops.optimizers.torch_groups import LARGEST_NUMBER, RULES, TorchGroups, is_legal
+from thinwire.ops.optimizers.torch_groups import (
+    MOST_GROUPS,
+    RULES,
+    TorchGroups,
+    is_legal,
+    limits_of,
+)
 from thinwire.ops.types import ConfigurationError
 from thinwire.script.torch.optimizers import SteppedOptimizer
 
@@ -35,6 +41,11 @@ def check_for_server(optimizer: Any, kind: type) -> None:
         raise ConfigurationError(
             f"the optimizer is a {kind.__module__}.{kind.__qualname__}, which a PS cannot step: "
             f"expected {', '.join(f'torch.optim.{name}' for name in RULES)}. {_WAYS_OUT}"
+        )
+    if len(optimizer.param_groups) > MOST_GROUPS:
+        raise ConfigurationError(
+            f"{kind.__name__} has {len(optimizer.param_groups)} parameter groups; expected at most "
+            f"{MOST_GROUPS}, which a PS keeps apart. Join groups with equal settings. {_WAYS_OUT}"
         )
     if any(group.get("differentiable") for group in optimizer.param_groups):
         raise ConfigurationError(
@@ -80,11 +91,12 @@ def numbers_now(optimizer: Any, name: str) -> tuple[float, ...]:
     for number, group in enumerate(optimizer.param_groups):
         for setting in RULES[name][0]:
             value = _number(group, setting)
-            value = 0.0 if -_ROUNDING < value < 0 else value
-            if not is_legal(value):
+            low, high = limits_of(setting)
+            value = low if low - _ROUNDING < value < low else value
+            if not is_legal(value, (low, high)):
                 raise ConfigurationError(
                     f"{name}: parameter group {number} has {setting}={value:g}; expected a number "
-                    f"from 0 to {LARGEST_NUMBER:g}."
+                    f"from {low:g} to {high:g}."
                 )
             values.append(value)
     return tuple(values)
@@ -130,7 +142,9 @@ def momentum_for(steps: Sequence[SteppedOptimizer], method: Method) -> float:
             f"SGD's parameter groups have the momenta {sorted(momenta)}, but with this method the "
             "workers' codecs apply one momentum to all weights; expected equal momenta."
         )
-    return 0.0 if any(group["nesterov"] for group in groups) else momenta.pop()
+    # the codecs' momentum knows neither Nesterov's step nor dampening
+    is_other = any(group["nesterov"] or group["dampening"] for group in groups)
+    return 0.0 if is_other else momenta.pop()
 
 
 def _num_steps(state: dict[str, Any]) -> int:

@@ -87,15 +87,10 @@ class SharedModule:
         statistics: Buffers with moving statistics, in the order of the modules.
 
     Raises:
-        ConfigurationError: There is no parameter to train, or a parameter is not float32.
+        ConfigurationError: A parameter is not float32.
     """
 
     def __init__(self, named: Sequence[tuple[str, Any]], statistics: Sequence[Any]) -> None:
-        if not named:
-            raise ConfigurationError(
-                "the optimizer has no parameter with requires_grad=True, so there is nothing to "
-                "train; expected at least one."
-            )
         for name, parameter in named:
             if parameter.dtype != torch.float32:
                 raise ConfigurationError(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -14,6 +14,28 @@ from thinwire.ops.types import ConfigurationError
 Closure = Callable[[], Any]
 
 
+@dataclasses.dataclass(frozen=True)
+class StepArguments:
+    """Arguments with which a script calls an optimizer's step.
+
+    Attributes:
+        closure: Function that computes the loss and its gradients; None if they are computed.
+        args: Further arguments, for a step of the script's own class.
+        keywords: The same by name.
+    """
+
+    closure: Closure | None = None
+    args: Sequence[Any] = ()
+    keywords: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    def evaluated(self) -> Any:
+        """Return the closure's loss, which also computes the gradients; None without a closure."""
+        if self.closure is None:
+            return None
+        with torch.enable_grad():
+            return self.closure()
+
+
 class OptimizerSession(Protocol):
     """What a distributed optimizer needs of its session; implemented by `TorchSession`."""
 
@@ -21,7 +43,7 @@ class OptimizerSession(Protocol):
     def is_server_stepping(self) -> bool:
         """True after the first step if the PS takes the steps of the optimizers."""
 
-    def step(self, optimizer: Any, closure: Closure | None) -> Any:
+    def step(self, optimizer: Any, given: StepArguments) -> Any:
         """Do a step of an optimizer with the other workers; return the closure's loss, if any."""
 
     def load_slots(self) -> None:
@@ -44,11 +66,23 @@ class DistributedStep:
     # what it found as the attributes `found_inf` and `grad_scale`. So a skipped step takes part.
     _step_supports_amp_scaling = True
 
-    def step(self, closure: Closure | None = None) -> Any:
-        """Push gradients instead of the optimizer's step, or step and then exchange weights."""
+    def step(self, closure: Closure | None = None, *args: Any, **keywords: Any) -> Any:
+        """Push gradients instead of the optimizer's step, or step and then exchange weights.
+
+        Args:
+            closure: Function that computes the loss and its gradients; None if they are computed.
+            *args: Further arguments of the step of the optimizer's own class.
+            **keywords: The same by name.
+        """
         # A learning-rate scheduler warns if it steps before this attribute is set.
         self._opt_called = True
-        return self.thinwire.step(self, closure)
+        return self.thinwire.step(self, StepArguments(closure, args, keywords))
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        """Let copies and pickles be optimizers of the class before, outside of the run."""
+        self.thinwire.load_slots()
+        kind = type(self).__mro__[2]
+        return _restored, (kind, self.__getstate__())
 
     def state_dict(self) -> dict[str, Any]:
         """Return the optimizer's state as torch does; it is the PS's state if the PS steps."""
@@ -78,6 +112,13 @@ DistributedStep.step = torch.optim.Optimizer.profile_hook_step(  # type: ignore[
 DistributedStep.step.hooked = True  # type: ignore[attr-defined]
 # A scheduler replaces `step` by a function that sets `_opt_called`, unless it has this attribute.
 DistributedStep.step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
+
+
+def _restored(kind: type, state: dict[str, Any]) -> Any:
+    """Return an optimizer of a class with a state, as torch unpickles it."""
+    optimizer: Any = object.__new__(kind)
+    optimizer.__setstate__(state)
+    return optimizer
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -111,11 +152,12 @@ class SteppedOptimizer:
         """All parameters of the optimizer's groups, in their order."""
         return [p for group in self.optimizer.param_groups for p in group["params"]]
 
-    def step_alone(self, closure: Closure | None) -> Any:
+    def step_alone(self, given: StepArguments) -> Any:
         """Do the step of the optimizer's own class, without hooks, which have been called."""
         step: Any = self.kind.step  # type: ignore[attr-defined]
         alone = step.__wrapped__ if getattr(step, "hooked", False) else step
-        return alone(self.optimizer) if closure is None else alone(self.optimizer, closure)
+        first = () if given.closure is None and not given.args else (given.closure,)
+        return alone(self.optimizer, *first, *given.args, **given.keywords)
 
     def unscale(self) -> bool:
         """Divide the gradients by the factor of a GradScaler; return True if the step is skipped.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 from collections.abc import Sequence
 from typing import Any
@@ -22,9 +23,6 @@ from thinwire.script.torch.modules import (
 from thinwire.script.torch.optimizers import SteppedOptimizer
 from thinwire.script.torch.states import TorchState
 
-#: Ids of the parameters that optimizers train, group by group.
-Trained = Sequence[tuple[int, ...]]
-
 
 @dataclasses.dataclass(frozen=True)
 class TorchPhase:
@@ -36,27 +34,44 @@ class TorchPhase:
         own: For each optimizer, the numbers of its parameters among the shared ones, ascending
             unless two optimizers train one parameter.
         groups: Descriptions of the optimizers for a PS that steps; empty if workers step.
-        trained: What the optimizers trained when the phase began.
+        num_groups: Number of parameter groups of each optimizer.
     """
 
     steps: tuple[SteppedOptimizer, ...]
     shared: SharedModule
     own: tuple[tuple[int, ...], ...]
     groups: tuple[TorchGroups, ...]
-    trained: Trained
+    num_groups: tuple[int, ...]
 
     @staticmethod
-    def of(steps: Sequence[SteppedOptimizer], method: Method) -> TorchPhase:
-        """Return a phase with the parameters that the optimizers train now.
+    def of(
+        steps: Sequence[SteppedOptimizer], method: Method, before: TorchPhase | None = None
+    ) -> TorchPhase:
+        """Return a phase with the parameters that the optimizers train now, or trained before.
+
+        A parameter that the script freezes later stays shared: a loop of a GAN freezes the
+        discriminator in each step of the generator.
+
+        Args:
+            steps: The script's optimizers.
+            method: Training method of the run.
+            before: The phase before; None for the first one.
 
         Raises:
             ConfigurationError: The run cannot train the parameters.
         """
-        names = _names(steps)
+        names, known = _names(steps), set() if before is None else before.shared_ids
+        if not any(_trains(p) for step in steps for p in step.parameters):
+            raise ConfigurationError(
+                "the optimizer has no parameter with requires_grad=True, so there is nothing to "
+                "train; expected at least one."
+            )
         named: dict[int, tuple[str, Any]] = {}
         own = []
         for step in steps:
-            parameters = [p for p in step.parameters if p.requires_grad]
+            parameters = [p for p in step.parameters if _trains(p) or id(p) in known]
+            # A loop of a GAN may freeze the generator at the discriminator's first step.
+            parameters = parameters or step.parameters
             for parameter in parameters:
                 if id(parameter) in named and not method.steps_on_workers:
                     raise ConfigurationError(
@@ -74,7 +89,22 @@ class TorchPhase:
             for step, numbers in zip(steps, own, strict=True)
             if not method.steps_on_workers
         )
-        return TorchPhase(tuple(steps), shared, tuple(own), groups, trained_by(steps))
+        sizes = tuple(len(step.optimizer.param_groups) for step in steps)
+        return TorchPhase(tuple(steps), shared, tuple(own), groups, sizes)
+
+    @functools.cached_property
+    def shared_ids(self) -> frozenset[int]:
+        """Ids of the shared parameters."""
+        return frozenset(id(parameter) for parameter in self.shared.variables)
+
+    def is_left(self) -> bool:
+        """Return True if an optimizer trains a parameter, or has a group, that is new."""
+        known = self.shared_ids
+        return any(
+            len(step.optimizer.param_groups) != size
+            or any(_trains(p) and id(p) not in known for p in step.parameters)
+            for step, size in zip(self.steps, self.num_groups, strict=True)
+        )
 
     @property
     def optimizers(self) -> list[Any]:
@@ -128,13 +158,9 @@ class TorchPhase:
         return {"optimizer": " + ".join(optimizers), "model": size}
 
 
-def trained_by(steps: Sequence[SteppedOptimizer]) -> Trained:
-    """Return which parameters the optimizers train now."""
-    return [
-        tuple(id(p) for p in group["params"] if p.requires_grad)
-        for step in steps
-        for group in step.optimizer.param_groups
-    ]
+def _trains(parameter: Any) -> bool:
+    """Return True if an optimizer's step may change a parameter."""
+    return bool(parameter.requires_grad) or parameter.grad is not None
 
 
 def _names(steps: Sequence[SteppedOptimizer]) -> dict[int, tuple[str, Any]]:

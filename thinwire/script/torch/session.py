@@ -26,11 +26,11 @@ from thinwire.script.session import LeavesOnExit, Session
 from thinwire.script.settings import ScriptSettings
 from thinwire.script.steps import EpochTraffic, RunOver, StepInfo
 from thinwire.script.torch.data import part_of
-from thinwire.script.torch.exchange import TorchExchange, evaluated
+from thinwire.script.torch.exchange import TorchExchange
 from thinwire.script.torch.groups import check_for_server, momentum_for
 from thinwire.script.torch.modules import FlatParameters, check_members
-from thinwire.script.torch.optimizers import Closure, SteppedOptimizer
-from thinwire.script.torch.phase import TorchPhase, trained_by
+from thinwire.script.torch.optimizers import StepArguments, SteppedOptimizer
+from thinwire.script.torch.phase import TorchPhase
 from thinwire.script.torch.states import slots_of
 from thinwire.worker.client.control import RunHalted
 from thinwire.worker.held_files import lift_hold
@@ -181,16 +181,16 @@ class TorchSession(LeavesOnExit):
         check_members(optimizer, modules)
         self._steps.append(SteppedOptimizer.of(optimizer, modules, self))
 
-    def step(self, optimizer: Any, closure: Closure | None) -> Any:
+    def step(self, optimizer: Any, given: StepArguments) -> Any:
         """Do a step of an optimizer with the other workers; return the closure's loss, if any."""
         number = next(n for n, known in enumerate(self._steps) if known.optimizer is optimizer)
-        is_valid = self._begin() or closure is not None
+        is_valid = self._begin() or given.closure is not None
         self._raise_if_broken()
         if self.stopped or self._state.is_behind or self._exchange is None:
             self._report_end()
-            return None if closure is None else evaluated(closure)
+            return given.evaluated()
         session, phase = self._joined, self._known_phase
-        loss = self._exchange.step(session, phase, number, closure, is_valid)
+        loss = self._exchange.step(session, phase, number, given, is_valid)
         self._raise_if_broken()
         if session.stopped:
             self._take_final()
@@ -241,8 +241,7 @@ class TorchSession(LeavesOnExit):
             True if that has not changed the weights, so that gradients are still valid.
         """
         if not self._state.begins_with_step:
-            is_same = self.stopped or self._known_phase.trained == trained_by(self._steps)
-            return is_same or self._begin_phase()
+            return self.stopped or not self._known_phase.is_left() or self._begin_phase()
         refuse_local_epochs(self._own.run.method, "a loop of the script's own")
         if not self._own.run.model_is_offered:
             raise ConfigurationError(
@@ -343,7 +342,7 @@ class TorchSession(LeavesOnExit):
                 self._joined.assign()
             if self.is_server_stepping:
                 self._fetch_slots()
-        phase = TorchPhase.of(self._steps, self._own.run.method)
+        phase = TorchPhase.of(self._steps, self._own.run.method, self._phase)
         self._coming = phase, self._new_session(phase)
 
     def _take_session(self) -> None:
@@ -359,7 +358,7 @@ class TorchSession(LeavesOnExit):
 
     def _join(self) -> Event:
         """Join the run; a script that was restarted may be in an earlier phase than the run."""
-        if self._known_phase.trained != trained_by(self._steps):
+        if self._known_phase.is_left():
             # the other scripts have begun this phase before
             self._find_step()
             self._take_session()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import pickle
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,11 +14,10 @@ from thinwire.ops.offer import Offer, OptimizerOffer
 from thinwire.ops.optimizers.slots import Slot
 from thinwire.ops.optimizers.torch_groups import groups_of
 from thinwire.ops.types import ShardLayout, State
+from thinwire.script.torch.optimizers import DistributedStep
 
 #: Role of the slot with a parameter's step count, in torch and on the PS.
 _STEP = "step"
-#: Key of a tensor in a checkpoint, whose arrays have no other dtype than NumPy's.
-_TENSOR = "tensor"
 
 
 class TorchSlots:
@@ -112,14 +113,22 @@ class TorchState:
         return [p for group in self._optimizer.param_groups for p in group["params"]]
 
     def values(self) -> State:
-        """Return copies of the state of each parameter, by its position in the groups."""
+        """Return the state of the parameters, as bytes that torch loads without running code.
+
+        Raises:
+            OSError: torch cannot save the state: the optimizer keeps more than numbers and tensors.
+        """
+        saved = io.BytesIO()
+        try:
+            plain = _plain_state_dict(self._optimizer)["state"]
+            torch.save(plain, saved)
+            torch.load(io.BytesIO(saved.getvalue()), weights_only=True)
+        except (pickle.PickleError, TypeError, RuntimeError, AttributeError) as error:
+            reason = f"{error!s:.200}".splitlines()[0]
+            raise OSError(f"torch cannot save the state of {self.name}: {reason}") from error
         return {
             "shapes": [list(parameter.shape) for parameter in self._parameters],
-            "state": {
-                str(number): _plain(self._optimizer.state[parameter])
-                for number, parameter in enumerate(self._parameters)
-                if parameter in self._optimizer.state
-            },
+            "state": np.frombuffer(saved.getvalue(), np.uint8).copy(),
         }
 
     def fits(self, saved: State) -> bool:
@@ -128,38 +137,17 @@ class TorchState:
 
     def load(self, saved: State, keeps_rate: bool) -> None:
         """Load a saved state; the numbers of the parameter groups stay the script's own."""
-        for number, parameter in enumerate(self._parameters):
-            if str(number) in saved["state"]:
-                made = _restored(saved["state"][str(number)], parameter.device)
-                self._optimizer.state[parameter] = made
+        state = torch.load(io.BytesIO(saved["state"].tobytes()), weights_only=True)
+        own = _plain_state_dict(self._optimizer)
+        _loader_of(self._optimizer)({"state": state, "param_groups": own["param_groups"]})
 
 
-def _plain(value: Any) -> Any:
-    """Return a value of torch's state as plain data; a tensor becomes an array with its dtype."""
-    if isinstance(value, torch.Tensor):
-        array = value.detach().cpu()
-        name = str(array.dtype).removeprefix("torch.")
-        array = array.float() if array.dtype in (torch.bfloat16, torch.float16) else array
-        return {
-            _TENSOR: array.numpy().copy(),
-            "dtype": name,
-            "is_on_cpu": value.device.type == "cpu",
-        }
-    if isinstance(value, dict):
-        return {str(key): _plain(each) for key, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(each) for each in value]
-    return value
+def _plain_state_dict(optimizer: Any) -> dict[str, Any]:
+    """Return the state of the optimizer's own class, without a question to the PS."""
+    state: dict[str, Any] = super(DistributedStep, optimizer).state_dict()
+    return state
 
 
-def _restored(value: Any, device: Any) -> Any:
-    """Return what `_plain` was given; tensors are on the parameter's device, as they were."""
-    if isinstance(value, dict) and _TENSOR in value:
-        tensor = torch.as_tensor(np.array(value[_TENSOR]))
-        tensor = tensor.to(getattr(torch, value["dtype"]))
-        return tensor if value["is_on_cpu"] else tensor.to(device)
-    if isinstance(value, dict):
-        return {key: _restored(each, device) for key, each in value.items()}
-    if isinstance(value, list):
-        return [_restored(each, device) for each in value]
-    return value
+def _loader_of(optimizer: Any) -> Any:
+    """Return the method load_state_dict of the optimizer's own class."""
+    return super(DistributedStep, optimizer).load_state_dict
