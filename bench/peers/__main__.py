@@ -36,7 +36,7 @@ from bench.table import Row
 _ATTEMPTS = 2  # of a run that fails
 _TEXT = sysconfig.get_path("stdlib")  # all processes read the library of this Python
 #: Parts of names of contenders that the short table (`rows`) omits, because no goal refers to them.
-_LEFT_OUT = ("local", "thinwire gd", "thinwire dgc")
+_LEFT_OUT = ("local", "thinwire gd", "thinwire dgc", "thinwire torch")
 _WORKERS, _MOMENTUM, _SEED = 2, 0.9, 1
 _CNN = SUBJECTS[work.MNIST_CNN]
 

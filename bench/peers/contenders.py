@@ -70,6 +70,20 @@ _MODEL_FILES = {
 }
 
 
+def _meeting(task: work.Work, lab: Lab, link_mbps: float | None) -> tuple[str, ...]:
+    """Return the flags by which the nodes of a run of Thinwire find each other.
+
+    `link_mbps` is the rate of emulated links; None means that no links are emulated.
+    """
+    return (
+        "--insecure",
+        f"--ip_PS={lab.places[SERVER].address}",
+        f"--port={lab.ports[0]}",
+        f"--run_dir={task.folder}/run",
+        *([f"--link_mbps={link_mbps:g}"] if link_mbps else []),
+    )
+
+
 def _ours(*flags: str, link_mbps: float | None = None) -> Callable[..., list[PeerNode]]:
     """Return Thinwire's nodes: PS and watcher at the server, one worker at each worker's place.
 
@@ -83,11 +97,7 @@ def _ours(*flags: str, link_mbps: float | None = None) -> Callable[..., list[Pee
             str(ROOT / "main.py"),
             f"--model={FOLDER / _MODEL_FILES[task.model]}",
             *thinwire.training_flags(task),
-            "--insecure",
-            f"--ip_PS={address}",
-            f"--port={port}",
-            f"--run_dir={task.folder}/run",
-            *([f"--link_mbps={link_mbps:g}"] if link_mbps else []),
+            *_meeting(task, lab, link_mbps),
             *flags,
         )
         watch = _module(_PROJECT, "thinwire_watch", task, f"--address={address}:{port}")
@@ -96,6 +106,40 @@ def _ours(*flags: str, link_mbps: float | None = None) -> Callable[..., list[Pee
             for number in range(task.workers)
         ]
         server = PeerNode(SERVER, (*common, "--type_node=PS"))
+        return [server, *workers, PeerNode(SERVER, watch, leads=True)]
+
+    return nodes
+
+
+def _ours_in_torch(
+    *flags: str, momentum: float | None = None, link_mbps: float | None = None
+) -> Callable[..., list[PeerNode]]:
+    """Return Thinwire's nodes that train a torch module, in the places of `_ours`.
+
+    `momentum` is the momentum of the script's SGD; None means the work's. `link_mbps` is the rate
+    of emulated links; None means that no links are emulated.
+    """
+
+    def nodes(task: work.Work, lab: Lab) -> list[PeerNode]:
+        address, port = lab.places[SERVER].address, lab.ports[0]
+        own = task if momentum is None else dataclasses.replace(task, momentum=momentum)
+        common = (
+            *thinwire.script_flags(task),
+            *_meeting(task, lab, link_mbps),
+            *flags,
+        )
+        workers = [
+            PeerNode(
+                worker(rank),
+                _module(
+                    *(_TORCH, "thinwire_torch", own, f"--rank={rank}"),
+                    *(*common, f"--id_worker={rank + 1}"),
+                ),
+            )
+            for rank in range(task.workers)
+        ]
+        server = PeerNode(SERVER, (str(_TORCH), str(ROOT / "main.py"), *common, "--type_node=PS"))
+        watch = _module(_TORCH, "thinwire_torch_watch", task, f"--address={address}:{port}")
         return [server, *workers, PeerNode(SERVER, watch, leads=True)]
 
     return nodes
@@ -141,40 +185,6 @@ def _torch(hook: str) -> Callable[[work.Work, Lab], list[PeerNode]]:
             )
             for rank in range(task.workers)
         ]
-
-    return nodes
-
-
-def _torch_of_ours(*flags: str) -> Callable[[work.Work, Lab], list[PeerNode]]:
-    """Return Thinwire's nodes for plain torch: a PS without a model, and workers; the first leads.
-
-    The workers run the model code of the other torch peers.
-    """
-
-    def nodes(task: work.Work, lab: Lab) -> list[PeerNode]:
-        address, port = lab.places[SERVER].address, lab.ports[0]
-        serve = (
-            str(_PROJECT),
-            str(ROOT / "main.py"),
-            "--type_node=PS",
-            f"--nb_workers={task.workers}",
-            "--model_from=worker",
-            "--insecure",
-            f"--ip_PS={address}",
-            f"--port={port}",
-            f"--run_dir={task.folder}/run",
-            *flags,
-        )
-        options = (f"--address={address}:{port}", *(f"--flag={flag}" for flag in flags))
-        workers = [
-            PeerNode(
-                worker(rank),
-                _module(_TORCH, "thinwire_torch", task, *options, f"--rank={rank}"),
-                leads=rank == 0,
-            )
-            for rank in range(task.workers)
-        ]
-        return [PeerNode(SERVER, serve), *workers]
 
     return nodes
 
@@ -307,6 +317,30 @@ class OwnWay:
         nodes = _ours(*self.flags, link_mbps=link_mbps)
         return Contender(name, "ours", self.dense, _PROJECT, nodes, self.model, self.round_steps)
 
+    def shared_flags(self, task: work.Work) -> list[str]:
+        """Return the flags of all nodes, without those by which the nodes find each other."""
+        return [*thinwire.training_flags(task), *self.flags]
+
+
+@dataclasses.dataclass(frozen=True)
+class OwnTorchWay(OwnWay):
+    """A configuration of Thinwire that trains the torch peers' module by their loop.
+
+    Attributes:
+        momentum: Momentum of the script's SGD; None for the work's.
+    """
+
+    momentum: float | None = None
+
+    def contender(self, name: str, link_mbps: float | None = None) -> Contender:
+        """Return the contender. `link_mbps` is the rate of emulated links; None: no emulation."""
+        nodes = _ours_in_torch(*self.flags, momentum=self.momentum, link_mbps=link_mbps)
+        return Contender(name, "ours", self.dense, _TORCH, nodes, self.model, self.round_steps)
+
+    def shared_flags(self, task: work.Work) -> list[str]:
+        """Return the flags of all nodes, without those by which the nodes find each other."""
+        return [*thinwire.script_flags(task), *self.flags]
+
 
 def _averaged(count: int, optimizer: str) -> tuple[str, ...]:
     local = (f"--local_steps={count}", f"--local_optimizer={optimizer}")
@@ -348,29 +382,28 @@ OURS: dict[str, OwnWay] = {
     ),
 }
 
-
-#: Thinwire in plain torch: name, flags, whether it is dense, model, local steps of a round.
-_IN_TORCH: Sequence[tuple[str, tuple[str, ...], bool, str, int]] = (
-    ("thinwire torch bsp", ("--method=bsp",), True, work.MNIST_CNN, 0),
-    ("thinwire torch asgd", ("--method=asgd",), True, work.MNIST_CNN, 0),
-    ("thinwire torch dgs", ("--method=dgs",), False, work.MNIST_CNN, 0),
-    (
-        *("thinwire torch diloco", ("--method=diloco", f"--local_steps={_LOCAL_STEPS}")),
-        *(False, work.DECODER, _LOCAL_STEPS),
+_WITHOUT_OVERLAP = "--nooverlap"  # a script with dgs overlaps by default
+_DGS_MOMENTUM = 0.7  # the method's default, which a script's SGD replaces
+OURS |= {
+    "thinwire torch asgd": OwnTorchWay(("--method=asgd",), True),
+    "thinwire torch bsp": OwnTorchWay(("--method=bsp",), True),
+    "thinwire torch dgs": OwnTorchWay(("--method=dgs", _WITHOUT_OVERLAP), momentum=_DGS_MOMENTUM),
+    "thinwire torch dgs, overlap": OwnTorchWay(
+        ("--method=dgs", "--overlap"), momentum=_DGS_MOMENTUM
     ),
-    (
-        *("thinwire torch sparseloco", ("--method=sparseloco",)),
-        *(False, work.DECODER, _FEW_ROUND_STEPS),
+    "thinwire torch bsp, decoder": OwnTorchWay(("--method=bsp",), True, work.DECODER),
+    "thinwire torch dgs, decoder": OwnTorchWay(
+        ("--method=dgs", _WITHOUT_OVERLAP), model=work.DECODER
     ),
-)
-
-
-def _ours_in_torch() -> Sequence[Contender]:
-    """Return Thinwire's contenders whose workers run the torch peers' model code."""
-    return [
-        Contender(name, "ours", dense, _TORCH, _torch_of_ours(*flags), model, steps)
-        for name, flags, dense, model, steps in _IN_TORCH
-    ]
+    "thinwire torch diloco": OwnTorchWay(
+        ("--method=diloco", f"--local_steps={_LOCAL_STEPS}"),
+        model=work.DECODER,
+        round_steps=_LOCAL_STEPS,
+    ),
+    "thinwire torch sparseloco": OwnTorchWay(
+        ("--method=sparseloco",), model=work.DECODER, round_steps=_FEW_ROUND_STEPS
+    ),
+}
 
 
 def _wide(name: str, known: Mapping[str, Contender]) -> Contender:
@@ -445,10 +478,11 @@ def _listed() -> Sequence[Contender]:
             round_steps=_EPOCH_STEPS,
         ),
         *_torch_peers(),
-        *_ours_in_torch(),
     ]
     named = {contender.name: contender for contender in peers}
     peers += [_wide(name, named) for name in _WIDE_PEERS]
+    dense = named["torch DDP"]
+    peers.append(dataclasses.replace(dense, name=f"{dense.name}, decoder", model=work.DECODER))
     # Alternate Thinwire and peers, so that a disturbance of the machine affects both equally.
     mixed: list[Contender] = []
     for pair in itertools.zip_longest(ours.values(), peers):

@@ -4,7 +4,7 @@
 # What cannot be installed is logged, and the others go on; the exit code is then 1.
 #
 #   environment  packages                                    Python         set it by
-#   torch        torch 2.13, torchft 0.2, numpy 2.4          3.11 to 3.13   TORCH_PYTHON
+#   torch        torch 2.13, torchft 0.2, numpy 2.4, grpcio  3.11 to 3.13   TORCH_PYTHON
 #   hivemind     hivemind 1.1.12, torch 2.13, numpy 2.4      3.11 to 3.13   HIVEMIND_PYTHON
 #   flower       flwr 1.41, torch 2.13, numpy 2.4            3.11 to 3.13   FLOWER_PYTHON
 #   mxnet        mxnet 1.9.1, numpy 1.23.5                   3.10 or 3.11   MXNET_PYTHON
@@ -53,13 +53,13 @@ environment() { # NAME PREFERRED_PYTHON MINOR_FIRST MINOR_LAST CHECK PACKAGE...
   fi
 }
 
-# absl-py is for the reader of the decoder's text.
+# absl-py is for the reader of the decoder's text. "thinwire torch" runs in the environment torch,
+# from this checkout: what it needs without Keras is grpcio to tensorboard.
 common=(torch==2.13.0 numpy==2.4.6 absl-py==2.5.0)
-# Thinwire's own workers run in the environment torch, too.
-ours=(cloudpickle==3.1.2 grpcio==1.80.0 grpcio-health-checking==1.80.0 ml-dtypes==0.6.0
-  prometheus-client==0.26.0 protobuf==6.33.6)
-environment torch "${TORCH_PYTHON:-}" 11 13 "import torchft.local_sgd" torchft==0.2.0 \
-  "${common[@]}" "${ours[@]}"
+thinwire=(grpcio==1.80.0 grpcio-health-checking==1.80.0 protobuf==6.33.6)
+thinwire+=(prometheus-client==0.26.0 ml-dtypes==0.6.0 cloudpickle==3.1.2 tensorboard==2.21.0)
+environment torch "${TORCH_PYTHON:-}" 11 13 "import grpc, torchft.local_sgd" torchft==0.2.0 \
+  "${common[@]}" "${thinwire[@]}"
 environment hivemind "${HIVEMIND_PYTHON:-}" 11 13 "import hivemind" hivemind==1.1.12 "${common[@]}"
 environment flower "${FLOWER_PYTHON:-}" 11 13 "import flwr.server.strategy, torch" \
   flwr==1.41.0 "${common[@]}"

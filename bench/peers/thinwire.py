@@ -32,6 +32,11 @@ def training_flags(task: work.Work) -> list[str]:
     ]
 
 
+def script_flags(task: work.Work) -> list[str]:
+    """Return the flags of a run whose workers' scripts have the model, the optimizer and data."""
+    return ["--model_from=worker", f"--nb_workers={task.workers}"]
+
+
 def _data_flags(task: work.Work) -> list[str]:
     if task.model == work.DECODER:
         return ["--task=tokens", "--dataset=stdlib", f"--data_dir={task.text}"]

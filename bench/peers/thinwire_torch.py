@@ -1,45 +1,35 @@
-"""Run one worker of Thinwire in plain torch, with the model code of the other torch peers.
+"""Run one worker of Thinwire that trains a torch module: the loop of the torch peers.
 
-The harness starts one process per worker, with the interpreter that setup.sh installs, and a PS
-that gets its model from the workers.
+The words that this program does not know are Thinwire's flags, which give the worker its place in
+the run and the method. The script does not report its steps: the watcher counts them at the shard.
 """
 
 from __future__ import annotations
 
+import sys
+
 import thinwire
 from bench.peers import torch_model, work
+from thinwire.runtime.run.settings import EXIT_OF_STOP
 
 
-def _train(rank: int, task: work.Work, settings: list[str]) -> None:
-    """Train until worker 0 has trained long enough; the harness then kills the other workers."""
+def _train(task: work.Work, rank: int, settings: list[str]) -> str:
+    """Train until the run ends, or the harness ends this process; return the run's stop reason."""
     trainee = torch_model.Trainee(task, rank)
-    optimizer = trainee.optimizer()
-    optimizer = thinwire.distribute(optimizer, settings, model=trainee.model)
-    progress = work.PeerProgress(task, f"{rank}", rank == 0)
-    steps, over = 0, False
-    while not over or rank:
-        trainee.step(optimizer)
-        steps += 1
-        over = progress.report(steps, lambda: trainee.weights)
+    optimizer = thinwire.distribute(trainee.optimizer(), settings, model=trainee.model)
+    with optimizer.thinwire:
+        while not optimizer.thinwire.stopped:
+            trainee.step(optimizer)
+    return str(optimizer.thinwire.stop_reason)
 
 
 def main() -> None:
     options = work.parser(__doc__)
     options.add_argument("--rank", type=int, required=True)
-    options.add_argument("--address", required=True, help="host:port of the PS")
-    options.add_argument("--flag", action="append", default=[], help="flag of the method")
-    arguments = options.parse_args()
+    arguments, settings = options.parse_known_args()
     task = work.from_arguments(arguments)
     torch_model.use_one_thread(task, arguments.rank)
-    settings = [
-        f"--nb_workers={task.workers}",
-        f"--id_worker={arguments.rank + 1}",
-        f"--ps_hosts={arguments.address}",
-        "--model_from=worker",
-        "--insecure",
-        *arguments.flag,
-    ]
-    _train(arguments.rank, task, settings)
+    sys.exit(EXIT_OF_STOP.get(_train(task, arguments.rank, settings), 0))
 
 
 if __name__ == "__main__":

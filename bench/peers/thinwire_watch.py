@@ -7,10 +7,10 @@ evaluates the snapshots of every contender after the run.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import os
 import queue
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from bench.peers import work
 from thinwire.models.flat_model import SharedModel
 from thinwire.ops.sharding.split import place_tensors
+from thinwire.ops.types import ModelSpec
 from thinwire.proto import messages
 from thinwire.proto import thinwire_pb2 as pb
 from thinwire.proto.grpc import StreamLost, Unreachable
@@ -46,7 +47,7 @@ _CHOICES = {
 }
 
 
-def _connect(shared: SharedModel, address: str) -> ShardStream:
+def _connect(spec: ModelSpec, address: str) -> ShardStream:
     """Connect to the shard; retry until the shard listens.
 
     Raises:
@@ -55,10 +56,10 @@ def _connect(shared: SharedModel, address: str) -> ShardStream:
     hello = pb.Hello(
         protocol_version=messages.PROTOCOL_VERSION,
         role=pb.ROLE_SUPERVISOR,
-        model=messages.tensors_of(shared.spec),
+        model=messages.tensors_of(spec),
         num_shards=1,
     )
-    (layout,) = place_tensors(shared.spec, 1)
+    (layout,) = place_tensors(spec, 1)
     deadline = time.monotonic() + _START_SECONDS
     while True:
         session = ClientSession(address, hello, payload_limit(layout, 0))
@@ -78,20 +79,34 @@ def _weights(viewer: ModelFetcher, shard: ShardStream) -> NDArray[np.float32]:
     return view.weights
 
 
-def _watch(task: work.Work, address: str) -> None:
-    shared = SharedModel(_CHOICES[task.model], task.seed)
-    shard = _connect(shared, address)
-    viewer = ModelFetcher(shared.spec, place_tensors(shared.spec, 1), 0, in_step=False)
+def watch(
+    task: work.Work,
+    address: str,
+    spec: ModelSpec,
+    to_keras: Callable[[NDArray[np.float32]], NDArray[np.float32]],
+    step_samples: int,
+) -> None:
+    """Record the steps and snapshots of a run until it has trained long enough.
+
+    Args:
+        task: Work that is trained.
+        address: host:port of the shard.
+        spec: Names and shapes of the model's variables at the shard.
+        to_keras: Function that returns the shard's flat weights in Keras' order and layout.
+        step_samples: Samples that the shard counts for one step of a worker.
+    """
+    shard = _connect(spec, address)
+    viewer = ModelFetcher(spec, place_tensors(spec, 1), 0, in_step=False)
     # The shard counts the samples of all workers.
     together = dataclasses.replace(task, steps=task.steps * task.workers)
     progress = work.PeerProgress(together, "all", snapshots=True)
-    weights = functools.partial(_weights, viewer, shard)
     over = False
     while not over:
         if shard.lost.is_set():
             raise RuntimeError(f"lost the shard: {shard.halt_cause!r}")
         if shard.status is not None and shard.status.samples:
-            over = progress.report(shard.status.samples // task.batch_size, weights)
+            steps = shard.status.samples // step_samples
+            over = progress.report(steps, lambda: to_keras(_weights(viewer, shard)))
         time.sleep(_POLL_SECONDS)
 
 
@@ -99,7 +114,9 @@ def main() -> None:
     options = work.parser(__doc__)
     options.add_argument("--address", required=True, help="host:port of the shard")
     arguments = options.parse_args()
-    _watch(work.from_arguments(arguments), arguments.address)
+    task = work.from_arguments(arguments)
+    spec = SharedModel(_CHOICES[task.model], task.seed).spec
+    watch(task, arguments.address, spec, lambda weights: weights, task.batch_size)
     os._exit(0)  # the stream's reader would wait for the shard
 
 

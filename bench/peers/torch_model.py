@@ -102,6 +102,23 @@ def initial(task: work.Work) -> NDArray[np.float32]:
     return _PARTS[task.model].initial(task.seed)
 
 
+class TorchLayout:
+    """Layout of a work's torch module as one flat vector, in the order of its parameters.
+
+    Attributes:
+        named: Name and shape of each parameter.
+    """
+
+    def __init__(self, task: work.Work) -> None:
+        self._parts = _PARTS[task.model]
+        parameters = self._parts.build().named_parameters()
+        self.named = [(name, tuple(parameter.shape)) for name, parameter in parameters]
+
+    def to_keras(self, flat: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Return a vector of all parameters in Keras' order and layout."""
+        return self._parts.from_torch(work.unflatten(flat, self.named))
+
+
 class Trainee:
     """One worker's model with the common initial weights, and the worker's part of the data.
 

@@ -9,9 +9,9 @@ import sys
 import pytest
 
 from bench.peers import __main__ as harness
-from bench.peers import curves, report, running, work
+from bench.peers import curves, evaluating, report, running, work
 from bench.peers.contenders import CONTENDERS, Contender, PeerNode
-from bench.peers.lab import SERVER, Lab, Place
+from bench.peers.lab import SERVER, Lab, Place, this_machine
 
 
 class Machine:
@@ -204,3 +204,17 @@ def test_rows_come_from_records_too(tmp_path, monkeypatch):
     found = {row.work: row for row in harness.rows_of(path)}
     assert found["thinwire asgd / torch DDP, samples/s, no limit"].ratio == 1.0
     assert any("seconds to 0.85" in name for name in found)
+
+
+OURS_IN_TORCH = CONTENDERS["thinwire torch bsp"]
+
+
+@pytest.mark.product
+@pytest.mark.skipif(not OURS_IN_TORCH.python.exists(), reason="run bench/peers/setup.sh")
+def test_a_torch_script_of_ours_learns_and_its_watcher_keeps_the_model():
+    task = work.Work(120.0, 0, 2, 64, 0.03, 0.9, 1, steps=40, snapshot_seconds=0.5)
+    evaluate = evaluating.evaluator(work.MNIST_CNN, "")
+    with this_machine(2) as lab:
+        found = running.run(OURS_IN_TORCH, task, lab, [0.99], evaluate)
+    assert 80 <= found["steps"] <= 120
+    assert found["curve"][-1]["score"] > 0.4  # ten classes

@@ -1,5 +1,6 @@
 """The peers' workload: one model in every data layout, progress lines, processes."""
 
+import dataclasses
 import json
 import subprocess
 import sysconfig
@@ -10,8 +11,8 @@ import pytest
 from bench.peers import decoder_work, evaluating, wide_work, work
 from bench.peers.contenders import CONTENDERS, ENVIRONMENTS, OURS, ROOT, over_emulated_link
 from bench.peers.lab import SERVER, Lab, Place, worker
-from bench.peers.thinwire import training_flags
 from tests.command_line import run_of
+from thinwire.script.settings import read_settings
 
 TORCH = ENVIRONMENTS / "torch" / "bin" / "python"
 TEXT = sysconfig.get_path("stdlib")
@@ -83,25 +84,49 @@ from bench.peers import torch_model, work
 task = work.Work(1.0, 0, 2, 16, 1e-3, 0.9, 1, model=sys.argv[3], text=sys.argv[1])
 own = torch_model.Trainee(task, 0)
 given = torch.from_numpy(numpy.load(sys.argv[2]))
-numpy.save(sys.argv[2], own.model(given).detach().numpy())
+numpy.save(sys.argv[2], own.model.eval()(given).detach().numpy())
 assert (own.weights == torch_model.initial(task)).all()
+# the order in which a shard of Thinwire has the module
+flat = torch.cat([w.detach().flatten() for w in own.model.parameters()]).numpy()
+assert (torch_model.TorchLayout(task).to_keras(flat) == own.weights).all()
 print(sum(weights.numel() for weights in own.model.parameters()))
 """
 
 
+@pytest.mark.parametrize("name", [name for name in OURS if name.startswith("thinwire torch")])
+def test_a_torch_script_of_ours_is_given_its_place_and_the_peers_options(name, tmp_path):
+    wanted = task(tmp_path, model=OURS[name].model)
+    nodes = CONTENDERS[name].nodes(wanted, lab())
+    assert all(node.command[0] == str(TORCH) for node in nodes)  # an environment without Keras
+    scripts = [node.command for node in nodes if "bench.peers.thinwire_torch" in node.command]
+    options = work.parser("")
+    options.add_argument("--rank", type=int)
+    for rank, command in enumerate(scripts):
+        known, settings = options.parse_known_args(command[3:])
+        own = dataclasses.replace(wanted, momentum=OURS[name].momentum or wanted.momentum)
+        assert work.from_arguments(known) == own and known.rank == rank
+        found = read_settings(settings, {}, type_node="Worker")
+        assert found.run.model_is_offered and found.worker().id_worker == rank + 1
+        assert found.run.addresses == ("10.0.0.0:7000",)
+        assert found.run.method.overlap == ("overlap" in name)
+
+
 @pytest.mark.product
 @pytest.mark.skipif(not TORCH.exists(), reason="no torch: run bench/peers/setup.sh")
-@pytest.mark.parametrize("model", [work.DECODER, work.WIDE])
+@pytest.mark.parametrize("model", [work.DECODER, work.WIDE, work.MNIST_CNN])
 def test_torch_computes_what_keras_does(tmp_path, model):
-    from bench.peers import thinwire_decoder, thinwire_wide
+    from bench.peers import thinwire_decoder, thinwire_model, thinwire_wide
 
-    given = np.arange(128).reshape(2, 64)
-    ours, size = thinwire_decoder.build_model, decoder_work.NUM_PARAMETERS
-    if model == work.WIDE:
-        given = np.random.default_rng(1).normal(size=(2, 28, 28, 1)).astype(np.float32)
-        ours, size = thinwire_wide.build_model, wide_work.NUM_PARAMETERS
+    given = np.random.default_rng(1).normal(size=(2, 28, 28, 1)).astype(np.float32)
+    ours, size = {
+        work.DECODER: (thinwire_decoder.build_model, decoder_work.NUM_PARAMETERS),
+        work.WIDE: (thinwire_wide.build_model, wide_work.NUM_PARAMETERS),
+        work.MNIST_CNN: (thinwire_model.build_model, work.NUM_PARAMETERS),
+    }[model]
+    if model == work.DECODER:
+        given = np.arange(128).reshape(2, 64)
     path = tmp_path / "logits.npy"
-    np.save(path, given)
+    np.save(path, given if model != work.MNIST_CNN else given.transpose(0, 3, 1, 2))
     command = [str(TORCH), "-c", TORCH_LOGITS, TEXT, str(path), model]
     found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     assert int(found.stdout) == size
@@ -180,7 +205,7 @@ def test_every_contender_has_workers_in_their_places_and_one_that_leads(name, tm
 @pytest.mark.parametrize("name", list(OURS))
 def test_flags_of_ours_are_accepted(name):
     trained = work.Work(10.0, 0, 2, 64, 0.03, 0.9, 1, model=OURS[name].model, text=TEXT)
-    run_of("--type_node=PS", "--insecure", *training_flags(trained), *OURS[name].flags)
+    run_of("--type_node=PS", "--insecure", *OURS[name].shared_flags(trained))
 
 
 def test_ours_can_emulate_its_link(tmp_path):
