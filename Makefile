@@ -76,9 +76,10 @@ backends: $(BACKENDS)/.complete ## Tests on Keras' backends JAX and PyTorch, wit
 	@test -e $(BACKENDS)/.torch || echo "SKIPPED: the tests on torch, because pip did not install" \
 	    "$(TORCH) within $(TORCH_SECONDS) s; the tests on JAX have passed"
 
+# DGT's kernels are numpy's on these backends.
 ON_BACKEND = PYTHONDONTWRITEBYTECODE= $(BACKENDS)/bin/python -m pytest -q -n $(TEST_PROCESSES) \
   --dist loadfile --no-loadscope-reorder -m "not product and not engines" tests/backends \
-  tests/ops/kernels tests/worker/core/test_on_device.py
+  tests/ops/kernels tests/worker/core/test_on_device.py --ignore=tests/ops/kernels/test_contributions.py
 
 $(BACKENDS)/.complete: requirements-backends.txt
 	$(call environment,$(BACKENDS),requirements-backends.txt)
