@@ -255,6 +255,7 @@ def _options() -> argparse.ArgumentParser:
     add("--most_seconds", type=float, help="maximum length of a run over a limited link")
     add("--target", nargs="+", type=float, help="test accuracies; for the decoder, losses")
     add("--workers", type=int, default=_WORKERS, help="number of workers")
+    add("--snapshot_seconds", type=float, help="minimum time between two snapshots of the model")
     add("--rounds", type=int, help="runs of each contender over each link")
     add("--only", nargs="+", default=[""], help="contenders whose names contain one of these")
     add("--without", nargs="+", default=[], help="omit names that contain one of these")
@@ -301,7 +302,7 @@ def main() -> int:
         arguments.most_seconds or subject.most_seconds,
         subject.scores(arguments.target or subject.targets),
         arguments.workers,
-        subject.snapshot_seconds,
+        arguments.snapshot_seconds or subject.snapshot_seconds,
     )
     harness = Harness(table, path, _log, origin.commit(facts))
     # Exit by SystemExit, so that context managers end the run's processes and namespaces.
