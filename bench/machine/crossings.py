@@ -237,17 +237,31 @@ class DeviceWorker:
 
         The reply to a sparse block has different entries of the same slices.
         """
-        blocks = []
-        for block in pushed:
-            at, count = None, block.size
-            if block.indices is not None:
-                count = round(self._reply_size * len(block.indices))
-                at = np.sort(self._rng.choice(block.size, count, replace=False))
-            values = CodedValues("float32", self._rng.standard_normal(count, np.float32) / 100)
-            blocks.append(Block(block.slot, block.size, at, values, slots=block.slots))
         self._version += 1
-        reply = ShardReply(Operation.SET, blocks, self._version, 0, 0.01, 0, False)
+        reply = made_up_reply(pushed, self._reply_size, self._version, self._rng)
         self._step.set_weights(self.core.finish([reply]))
+
+
+def made_up_reply(
+    pushed: Sequence[Block], reply_size: float, version: int, rng: np.random.Generator
+) -> ShardReply:
+    """Return a reply with random values, which has different entries of sparse blocks.
+
+    Args:
+        pushed: Blocks of the push.
+        reply_size: Number of entries of the reply, divided by the number of pushed entries.
+        version: Version of the shard's model after the push.
+        rng: Random generator of values and positions.
+    """
+    blocks = []
+    for block in pushed:
+        at, count = None, block.size
+        if block.indices is not None:
+            count = round(reply_size * len(block.indices))
+            at = np.sort(rng.choice(block.size, count, replace=False))
+        values = CodedValues("float32", rng.standard_normal(count, np.float32) / 100)
+        blocks.append(Block(block.slot, block.size, at, values, slots=block.slots))
+    return ShardReply(Operation.SET, blocks, version, 0, 0.01, 0, False)
 
 
 def worker_round(name: str, where: str) -> Counts:

@@ -46,16 +46,15 @@ from bench.machine.crossings import (
     device_arrays,
     exceeds,
     line,
+    made_up_reply,
 )
 from thinwire.ops.codecs.base import EncodeContext
 from thinwire.ops.codecs.registry import build_codec
-from thinwire.ops.downlink.types import Operation
 from thinwire.ops.kernels import load_kernels
 from thinwire.ops.kernels.base import Kernels
 from thinwire.ops.methods.builder import Choices, compose
 from thinwire.ops.types import Block, CodedValues
 from thinwire.worker.core.core import WorkerCore
-from thinwire.worker.core.messages import ShardReply
 
 #: Codecs and methods whose kernels compute on the host.
 ON_HOST = ("powersgd", "dgt", "dgt, 8 bits", "dgt, 4 bits", "dgt, dropped")
@@ -204,16 +203,8 @@ class CoreRounds:
 
     def _finish(self, pushed: Any) -> None:
         """Apply a made-up reply to the pushed blocks, with different entries of sparse blocks."""
-        blocks = []
-        for block in pushed:
-            at, count = None, block.size
-            if block.indices is not None:
-                count = round(self._reply_size * len(block.indices))
-                at = np.sort(self._rng.choice(block.size, count, replace=False))
-            values = CodedValues("float32", self._rng.standard_normal(count, np.float32) / 100)
-            blocks.append(Block(block.slot, block.size, at, values, slots=block.slots))
         self._version += 1
-        self.core.finish([ShardReply(Operation.SET, blocks, self._version, 0, 0.01, 0, False)])
+        self.core.finish([made_up_reply(pushed, self._reply_size, self._version, self._rng)])
 
 
 def worker_round(name: str, kernels: Kernels, crossings: Crossings) -> Counts:

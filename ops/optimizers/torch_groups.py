@@ -71,23 +71,22 @@ class TorchGroups:
         if self.kind != "SGD":
             has_maximum = any(switches["amsgrad"] for switches in self.switches)
             return ("exp_avg", "exp_avg_sq", *["max_exp_avg_sq"] * has_maximum)
-        return ("momentum_buffer",) if any(self.named(0, "momentum")) else ()
+        return ("momentum_buffer",) if any(self.named("momentum")) else ()
 
     @property
     def limits(self) -> tuple[tuple[float, float], ...]:
         """Smallest and largest legal value of each number in a push's settings."""
         return tuple(limits_of(name) for name in self.numbers) * len(self.switches)
 
-    def named(self, group: int, name: str, settings: Sequence[float] = ()) -> list[float]:
-        """Return the values of a number in the groups from number `group` on.
+    def named(self, name: str, settings: Sequence[float] = ()) -> list[float]:
+        """Return the values of a number in all groups.
 
         Args:
-            group: Number of the first group.
             name: Name of the number, for example "lr".
             settings: Numbers of all groups; empty for the numbers before the first step.
         """
-        values, width = settings or self.settings, len(self.numbers)
-        return list(values[group * width + self.numbers.index(name) :: width])
+        values = settings or self.settings
+        return list(values[self.numbers.index(name) :: len(self.numbers)])
 
     def of_group(self, group: int, settings: Sequence[float]) -> dict[str, float]:
         """Return the numbers of one group by name."""

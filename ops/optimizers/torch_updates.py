@@ -91,7 +91,7 @@ class TorchUpdate(ServerUpdate):
     @property
     def _is_plain(self) -> bool:
         groups = self.groups
-        decays = any(groups.named(0, "weight_decay"))
+        decays = any(groups.named("weight_decay"))
         return groups.kind == "SGD" and not groups.roles and not decays
 
     def init(self, theta: Float32, spec: ModelSpec | None = None) -> State:
@@ -169,7 +169,7 @@ class TorchUpdate(ServerUpdate):
     def _rates(self, state: State, size: int) -> Float32:
         """Return the learning rate of each weight, 0 for weights that the step leaves alone."""
         rates = np.zeros(size, np.float32)
-        lrs = self.groups.named(0, "lr", state["settings"])
+        lrs = self.groups.named("lr", state["settings"])
         for part in state["parts"]:
             if part.parameter not in state["without"]:
                 sign = -1 if self.groups.switches[part.group]["maximize"] else 1

@@ -185,4 +185,4 @@ def test_a_description_from_an_untrusted_worker_is_checked(kind, changes, text):
 def test_a_description_is_read_as_it_was_made():
     groups = groups_of(offer_of("Adam", [ADAM, ADAM | {"lr": 0.5}]).optimizers[0].optimizer)
     assert groups_of(groups.described()) == groups
-    assert groups.named(0, "lr") == [0.01, 0.5] and groups.of_group(1, groups.settings)["lr"] == 0.5
+    assert groups.named("lr") == [0.01, 0.5] and groups.of_group(1, groups.settings)["lr"] == 0.5

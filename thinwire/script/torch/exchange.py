@@ -102,14 +102,14 @@ class TorchExchange:
         loss = given.evaluated()
         is_skipped = step.unscale() or not is_valid
         change = changed_by_script(session, session.variables.read(), "the module", is_exact=True)
-        gradient, without, touched = gradients_of(phase.shared.variables)
+        gradient, without, touched = gradients_of(phase.view, phase.shared.variables)
         if is_skipped:
             gradient[:] = 0
         elif len(phase.steps) > 1:
             gradient = _part_of(gradient, phase, number)
         settings = numbers_now(step.optimizer, groups.kind)
         check_numbers(groups, settings)
-        absent = own if is_skipped else without
+        absent = set(own if is_skipped else without)
         head = self._head(
             is_repeated=number > 0,
             optimizer=number,
@@ -208,10 +208,10 @@ class TorchExchange:
     def _without_momentum(self, phase: TorchPhase, step: SteppedOptimizer) -> Iterator[None]:
         """Set SGD's momentum to 0 in the `with` block if the training method applies it."""
         groups = step.optimizer.param_groups
-        if self._momentum is None:
-            self._momentum = momentum_for(phase.steps, self._settings.run.method)
         momenta = [group.get("momentum") for group in groups]
         taken = momentum_for(phase.steps, self._settings.run.method)
+        if self._momentum is None:
+            self._momentum = taken
         is_taken = self._momentum > 0
         if is_taken and taken != self._momentum and not self._has_warned:
             self._has_warned = True

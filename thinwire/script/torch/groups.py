@@ -115,7 +115,7 @@ def check_numbers(groups: TorchGroups, settings: Sequence[float]) -> None:
     if groups.kind != "SGD" or groups.roles:
         return
     for name in ("momentum", "weight_decay"):
-        if any(groups.named(0, name, settings)) and not any(groups.named(0, name)):
+        if any(groups.named(name, settings)) and not any(groups.named(name)):
             raise ConfigurationError(
                 f"the script has set SGD's {name} after the first step, but it was 0 for that "
                 "step; expected another number than 0 in at least one group from the beginning."

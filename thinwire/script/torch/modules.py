@@ -188,10 +188,13 @@ def moving_buffers(modules: Iterable[Any]) -> list[Any]:
     return list(buffers.values())
 
 
-def gradients_of(variables: Sequence[Any]) -> tuple[Float32, list[int], dict[int, Int64]]:
+def gradients_of(
+    view: FlatParameters, variables: Sequence[Any]
+) -> tuple[Float32, list[int], dict[int, Int64]]:
     """Return the parameters' gradients, and where there are none.
 
     Args:
+        view: View of the parameters.
         variables: The parameters, whose `grad` is read.
 
     Returns:
@@ -209,7 +212,7 @@ def gradients_of(variables: Sequence[Any]) -> tuple[Float32, list[int], dict[int
         gradient.to_dense() if number in touched else gradient
         for number, gradient in enumerate(gradients)
     ]
-    return FlatParameters(variables).joined(dense), without, touched
+    return view.joined(dense), without, touched
 
 
 def _numbered(modules: Sequence[Any]) -> Iterator[tuple[str, Any]]:

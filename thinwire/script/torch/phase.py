@@ -111,7 +111,7 @@ class TorchPhase:
         """The script's optimizers."""
         return [step.optimizer for step in self.steps]
 
-    @property
+    @functools.cached_property
     def view(self) -> FlatParameters:
         """The shared parameters as one vector."""
         return FlatParameters(self.shared.variables)

@@ -176,7 +176,7 @@ class TorchSession(LeavesOnExit):
                 "all calls before that step, when the PS receives the descriptions of all "
                 "optimizers and modules."
             )
-        if self._own.run.method.steps_on_workers is False:
+        if not self._own.run.method.steps_on_workers:
             check_for_server(optimizer, type(optimizer))
         check_members(optimizer, modules)
         self._steps.append(SteppedOptimizer.of(optimizer, modules, self))
