@@ -289,7 +289,7 @@ def test_steps_after_the_end_of_the_run_change_nothing(tmp_path):
         plain_loop(module, optimizer, place, steps=1)
         assert torch.equal(flat(module), last)
 
-    (made,) = shared(tmp_path, adamw, loop, workers=1, iter_max=20)
+    (made,) = shared(tmp_path, adamw, loop, workers=1, iter_max=20, linger_seconds=15)
     expected = alone(adamw, lambda *given: plain_loop(*given, steps=20))
     assert gap(made, expected) <= TOLERANCE
 

@@ -105,12 +105,17 @@ class Scripts:
 
 
 @contextlib.contextmanager
-def scripts(folder, method="bsp", nb_workers=1, nb_ps=1, **settings):
-    """Serve a run; its model comes from its workers."""
+def scripts(folder, method="bsp", nb_workers=1, nb_ps=1, linger_seconds=0.5, **settings):
+    """Serve a run; its model comes from its workers.
+
+    A test that reads the final state of a run that has ended gives the shards a long
+    `linger_seconds`: a slow machine may need seconds for the steps that a fit still traces.
+    """
     RECORD.chief = 1  # the initial value in a process
     RECORD.sessions.clear()  # an earlier test may have had the same free port
     words = {"method": method, "nb_workers": nb_workers} | settings
-    flags = [f"--{name}={value}" for name, value in words.items()]
+    on_shards = words | {"linger_seconds": linger_seconds}
+    flags = [f"--{name}={value}" for name, value in on_shards.items()]
     with offered_run(folder, *flags, nb_ps=nb_ps) as run:
         for number in range(nb_ps):
             run.listen(number)

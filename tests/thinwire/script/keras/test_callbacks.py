@@ -241,7 +241,7 @@ def test_the_logs_have_what_a_run_costs(tmp_path):
 @pytest.mark.parametrize("method", [product("bsp"), "asgd"])
 def test_a_run_that_ends_first_leaves_weights_and_optimizer_to_all(method, tmp_path):
     make = compiled(lambda: o.Adam(0.01))
-    with scripts(tmp_path, method, 2, iter_max=9) as run:
+    with scripts(tmp_path, method, 2, linger_seconds=15, iter_max=9) as run:
         models = [model for model, _ in run.fit(make, epochs=50)]
         core = run.shards[0].core
         for model in models:
